@@ -1,0 +1,31 @@
+# Everything a checkout does, on a fresh Debian 12 as well as on a control machine in use.
+SHELL := /bin/bash
+STEP := tools/step
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+DEMO := -i inventory/demo
+
+.PHONY: setup demo test lint clean
+.NOTPARALLEL:
+
+setup: ## Install what the control machine lacks
+	@$(STEP) "Set up the control machine" tools/setup
+
+demo: setup ## Deploy onto a test host made here and let it complete a prompt
+	@$(STEP) "Build the wheelhouse" demo/build-wheelhouse
+	@$(STEP) "Make the model" demo/make-model
+	@$(STEP) "Create the test host" ansible-playbook $(DEMO) tests/hosts/create.yml
+	@$(STEP) "Deploy" ansible-playbook $(DEMO) deploy.yml -l b200
+	@$(STEP) "Ask the router for a completion" ansible-playbook $(DEMO) demo/complete.yml
+
+lint: setup ## Check style, types and good practice
+	@$(STEP) "Check YAML" yamllint --strict .
+	@$(STEP) "Check playbooks and roles" ansible-lint
+	@$(STEP) "Check Python's style" ruff check .
+	@$(STEP) "Check Python's format" ruff format --check .
+	@$(STEP) "Check the core's types" mypy -p ansible_collections.llmops.fleet.plugins.module_utils
+
+test: setup ## Run all tests; the test hosts come and go with them
+	@$(STEP) "Test" pytest --durations=15 tests/unit tests/integration
+
+clean: ## Remove test hosts, their image, caches and the virtual environment
+	@tools/clean
