@@ -116,9 +116,9 @@ class Wheelhouse:
 def build(directory: Path, steps: Sequence[Step], python: str, check: bool = False) -> tuple[str, str]:
     """Build the wheelhouse with `python`'s pip where its inputs changed or a wheel is missing.
 
-    Returns the text of the list before (empty unless whole) and after; equal texts mean that nothing was done. With `check` nothing is
-    written, and a wheelhouse that would be built has the inputs' line alone as its after. An interrupted build goes on
-    from what pip has in its cache. Raises FleetError with pip's last words.
+    Returns the text of the list before (empty unless whole) and after; equal texts mean that nothing was done. With
+    `check` nothing is written, and the after is the inputs' line alone where it would be built. An interrupted build
+    goes on from what pip has in its cache. Raises FleetError with pip's last words.
     """
     lock = directory / LOCK
     before = lock.read_text() if _is_whole(directory) else ""
