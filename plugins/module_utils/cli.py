@@ -11,9 +11,10 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from . import router_service
 from .errors import FleetError
 
-PARTS: tuple[ModuleType, ...] = ()
+PARTS: tuple[ModuleType, ...] = (router_service,)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
