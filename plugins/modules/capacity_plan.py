@@ -1,0 +1,247 @@
+#!/usr/bin/python
+"""Say before anything starts what SGLang will allocate, what does not fit, and what would serve best."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: capacity_plan
+short_description: Plan the memory of every GPU and of the host before SGLang starts
+description:
+  - Predicts state slots, running requests, KV tokens and the bytes of every pool on GPU and host as the given SGLang
+    release will allocate them, says what does not fit, and proposes settings that do.
+  - Changes nothing. Needs neither a GPU, nor root, nor SGLang.
+options:
+  checkpoint:
+    description: Model directory with config.json and safetensors shards; config.json alone will do for a what-if.
+    type: path
+    required: true
+  engine_version:
+    description: SGLang release, such as 0.5.23.
+    type: str
+    required: true
+  accelerator:
+    description: C(cuda), or C(cpu) for an engine without GPUs, of which only the host memory is planned.
+    type: str
+    choices: [cuda, cpu]
+    default: cuda
+  gpus:
+    description:
+      - GPUs of the host as mappings with C(index), C(total_mib) (as nvidia-smi shows it) and C(free_gib) (once a
+        process has its CUDA context); one of the two sizes may be absent, it is then estimated.
+      - C(numa_node) and C(compute_capability) are taken into account where given.
+      - Detected with nvidia-smi where absent.
+    type: list
+    elements: dict
+  tensor_parallel:
+    description: GPUs that one instance spans.
+    type: int
+    default: 1
+  mem_fraction_static:
+    description: Share of the GPU's memory for weights and pools; SGLang's own default where absent.
+    type: float
+  context_length:
+    description: Longest sequence in tokens; the model's own where absent.
+    type: int
+  mtp:
+    description: Multi-token prediction with C(steps), C(topk) and C(draft_tokens), or absent for none.
+    type: dict
+    suboptions:
+      steps:
+        description: Draft steps.
+        type: int
+        default: 3
+      topk:
+        description: Branches of each step.
+        type: int
+        default: 1
+      draft_tokens:
+        description: Tokens verified at once.
+        type: int
+        default: 4
+  state_strategy:
+    description: How recurrent states are kept for the prefix cache; C(auto) is the release's own choice.
+    type: str
+    choices: [auto, no_buffer, extra_buffer, extra_buffer_lazy]
+    default: auto
+  prefix_reuse:
+    description: Whether prefixes are cached (radix cache).
+    type: bool
+    default: true
+  state_dtype:
+    description: Type of the recurrent state; the checkpoint's where absent.
+    type: str
+    choices: [float32, bfloat16, float16]
+  kv_dtype:
+    description: Type of the KV cache; C(auto) follows the checkpoint.
+    type: str
+    choices: [auto, bfloat16, fp8_e4m3, fp8_e5m2]
+    default: auto
+  page_size:
+    description: KV page in tokens.
+    type: int
+  max_running_requests:
+    description: Requests that run at the same time.
+    type: int
+  max_mamba_cache_size:
+    description: State slots.
+    type: int
+  mamba_full_memory_ratio:
+    description: Memory of the states over memory of the KV cache, 0.9 where absent.
+    type: float
+  hicache_gb:
+    description: Host tier of the prefix cache in GB (1e9 bytes) per GPU.
+    type: int
+  hicache_ratio:
+    description: Host tier as a multiple of the device pools.
+    type: float
+  weights_gib:
+    description: Weights per GPU as SGLang logs them ("mem usage"), in place of the checkpoint's.
+    type: float
+  draft_gib:
+    description: >-
+      MTP draft per GPU while pools are sized, with its own embedding and head, in place of the checkpoint's. A model of
+      27 B parameters loads 5.53 GiB, of which 4.74 GiB are given back after sizing.
+    type: float
+  host:
+    description:
+      - Memory of the host in GiB as C(mem_total_gib), C(mem_available_gib), C(shm_size_gib), C(shm_used_gib). Weights
+        count as still to be written unless C(shm_used_gib) covers them.
+      - Also taken are C(staged_gib), C(cgroup_available_gib), C(held_gib) and C(nodes).
+      - Measured where absent.
+    type: dict
+  staged:
+    description: Directory of the staged weights; with a measured host it counts as written once it holds READY.
+    type: path
+  concurrency:
+    description: Requests that should run at the same time on one instance.
+    type: int
+  tokens_per_request:
+    description: Prompt plus generated tokens of a typical request; 4096 where absent.
+    type: int
+  resolve:
+    description: >-
+      Take settings that are left open from the proposal, so that C(instances) shows the planned split and
+      C(instances[].intent) holds every number to render.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    description: Never changes anything.
+    support: full
+  diff_mode:
+    description: Never changes anything.
+    support: none
+author: [llmops.fleet maintainers]
+"""
+
+EXAMPLES = r"""
+- name: See what a 96 GB GPU will hold
+  llmops.fleet.capacity_plan:
+    checkpoint: /models/Qwen3.6-27B
+    engine_version: 0.5.23
+    gpus: [{index: 0, total_mib: 97887}]
+    mem_fraction_static: 0.85
+    mtp: {steps: 3, topk: 1, draft_tokens: 4}
+    concurrency: 32
+    tokens_per_request: 8192
+    host: {mem_total_gib: 512, mem_available_gib: 400, shm_size_gib: 256, shm_used_gib: 0}
+"""
+
+RETURN = r"""
+fits:
+  description: Whether everything can be started.
+  type: bool
+  returned: always
+problems:
+  description: Why not, each with what was expected, what was found and what to change.
+  type: list
+  elements: str
+  returned: always
+warnings:
+  description: What will start and may disappoint.
+  type: list
+  elements: str
+  returned: always
+instances:
+  description: >-
+    For each instance C(name), C(gpus), C(intent), C(gpu) (C(state_slots), C(max_running_requests), C(kv_tokens), and
+    C(weights_gib), C(draft_gib), C(state_gib), C(intermediate_gib), C(kv_gib), C(slack_gib), which add up to
+    C(free_gib); C(draft_kv_gib) and C(graphs_gib) live in the slack) and C(host) (C(hicache_kv_gb),
+    C(hicache_state_gb), C(hicache_draft_gb), C(hicache_kv_tokens), C(hicache_state_slots) for each of its GPUs as
+    SGLang logs them, C(rss_gib) for its processes).
+  type: list
+  elements: dict
+  returned: always
+host:
+  description: C(needed_gib), C(available_gib), C(shortfall_gib), the summands in C(parts_gib), and C(nodes) likewise.
+  type: dict
+  returned: always
+largest_hicache_gb:
+  description: Largest hicache_gb per GPU with which all instances fit the host, 0 for none.
+  type: int
+  returned: always
+proposal:
+  description: >-
+    Settings that fit and run the most of the wanted requests, with C(explanation), C(gpu) and C(alternatives) (choices
+    that need a person's word). Null where nothing fits.
+  type: dict
+  returned: always
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llmops.fleet.plugins.module_utils.capacity import plan_from_options
+from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
+
+
+def main() -> None:
+    """Wire the arguments to the core."""
+    mtp = {
+        "steps": {"type": "int", "default": 3},
+        "topk": {"type": "int", "default": 1},
+        "draft_tokens": {"type": "int", "default": 4},
+    }
+    module = AnsibleModule(
+        argument_spec={
+            "checkpoint": {"type": "path", "required": True},
+            "engine_version": {"type": "str", "required": True},
+            "accelerator": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
+            "gpus": {"type": "list", "elements": "dict"},
+            "tensor_parallel": {"type": "int", "default": 1},
+            "mem_fraction_static": {"type": "float"},
+            "context_length": {"type": "int"},
+            "mtp": {"type": "dict", "options": mtp},
+            "state_strategy": {
+                "type": "str",
+                "choices": ["auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"],
+                "default": "auto",
+            },
+            "prefix_reuse": {"type": "bool", "default": True},
+            "state_dtype": {"type": "str", "choices": ["float32", "bfloat16", "float16"]},
+            "kv_dtype": {"type": "str", "choices": ["auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"], "default": "auto"},
+            "page_size": {"type": "int"},
+            "max_running_requests": {"type": "int"},
+            "max_mamba_cache_size": {"type": "int"},
+            "mamba_full_memory_ratio": {"type": "float"},
+            "hicache_gb": {"type": "int"},
+            "hicache_ratio": {"type": "float"},
+            "weights_gib": {"type": "float"},
+            "draft_gib": {"type": "float"},
+            "host": {"type": "dict"},
+            "staged": {"type": "path"},
+            "concurrency": {"type": "int"},
+            "tokens_per_request": {"type": "int"},
+            "resolve": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        result = plan_from_options(module.params).as_dict()
+    except FleetError as error:
+        module.fail_json(msg=str(error))
+    for warning in result.pop("warnings"):
+        module.warn(warning)
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()
