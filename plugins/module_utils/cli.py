@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from . import router_service
+from . import launch, liveness, router_service, start_checks
 from .errors import FleetError
 
-PARTS: tuple[ModuleType, ...] = (router_service,)
+PARTS: tuple[ModuleType, ...] = (start_checks, launch, liveness, router_service)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; a refusal is printed as one line and ends with exit code 78 (EX_CONFIG)."""
+    """Run one subcommand; a refusal is printed as one line and ends with the exit code of its error."""
     parser = argparse.ArgumentParser(prog="sglang-fleet", description=__doc__.splitlines()[0])
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for part in PARTS:
@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except FleetError as error:
-        print(f"refused: {error}", file=sys.stderr)
-        return 78
+        print(f"{error.kind}: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 if __name__ == "__main__":

@@ -10,7 +10,13 @@ class FleetError(ValueError):
         expected: what the product needs, as a sentence without a full stop.
         found: what it saw instead, with the value.
         change: what the person at the keyboard should do.
+
+    A command that ends with it prints `kind` before the message and exits with `exit_code`, 78 (EX_CONFIG) unless a
+    subclass says otherwise.
     """
+
+    kind = "refused"
+    exit_code = 78
 
     def __init__(self, expected: str, found: str, change: str) -> None:
         super().__init__(f"expected {expected}; found {found}; {change}")

@@ -1,0 +1,180 @@
+"""What must hold at every start of an engine, judged on the host by systemd's ExecStartPre, without Ansible.
+
+These are the conditions of the moment: each is given a while to come true, then the start is refused and systemd tries
+again up to the unit's start limit. What no restart can cure is judged by `launch.run`, because systemd heeds
+RestartPreventExitStatus= for the main process alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import FleetError
+from .instance import CONFIG_DIR, RUNTIME_DIR, Instance, is_ready, running
+from .processes import listeners
+from .units import gib
+
+POLL_S = 1.0
+RESERVATION_GRACE_S = 30.0
+
+
+class NotNow(FleetError):
+    """A condition of the moment that does not hold; each kind has an exit code of its own."""
+
+
+class RamTooSmall(NotNow):
+    """The host's RAM cannot take the engine now; `table` shows why, in lines for people."""
+
+    exit_code = 80
+    table: tuple[str, ...] = ()
+
+
+class WeightsMissing(NotNow):
+    """The model is not staged, or not completely."""
+
+    exit_code = 81
+
+
+class DeviceMissing(NotNow):
+    """A device node of the GPU is not there."""
+
+    exit_code = 82
+
+
+class PortTaken(NotNow):
+    """A stranger listens on one of the engine's ports."""
+
+    exit_code = 83
+
+
+class GpuTaken(NotNow):
+    """A stranger computes on one of the engine's GPUs."""
+
+    exit_code = 84
+
+
+def check_weights(instance: Instance) -> None:
+    """Raises WeightsMissing unless the model directory was staged to its end."""
+    ready = Path(instance.model_path, "READY")
+    if not ready.exists():
+        raise WeightsMissing(
+            f"the staged model {instance.model_path} with its READY manifest",
+            "no READY" if ready.parent.is_dir() else "no such directory",
+            "stage it: systemctl start sglang-weights, or deploy the host again",
+        )
+
+
+def check_devices(instance: Instance) -> None:
+    """Raises DeviceMissing unless every device node is there."""
+    missing = [node for node in instance.device_nodes if not Path(node).exists()]
+    if missing:
+        raise DeviceMissing(
+            f"the device nodes {', '.join(instance.device_nodes)}",
+            f"no {', '.join(missing)}",
+            "load the driver (nvidia-smi, nvidia-modprobe -u -c 0), or correct the list of GPUs",
+        )
+
+
+def check_ports(instance: Instance, proc: Path = Path("/proc")) -> None:
+    """Raises PortTaken where one of the engine's ports has a listener; names it by PID and unit."""
+    owners = listeners(proc)
+    for port in instance.ports:
+        if port in owners:
+            raise PortTaken(
+                f"port {port} to be free", f"it is held by {owners[port]}", "stop that process or change the base port"
+            )
+
+
+def mem_available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """MemAvailable, in bytes."""
+    for line in meminfo.read_text(encoding="utf-8").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise FleetError("MemAvailable in /proc/meminfo", "none", "run on Linux")
+
+
+def reservations(runtime_dir: Path = RUNTIME_DIR) -> dict[str, int]:
+    """RAM in bytes that engines which are starting were let in with and may not have taken yet, by instance."""
+    held = {}
+    for path in runtime_dir.glob("*.reserved"):
+        fresh = time.time() - path.stat().st_mtime < RESERVATION_GRACE_S
+        started = running(path.stem, runtime_dir)
+        if fresh or (started is not None and not is_ready(path.stem, started, runtime_dir)):
+            held[path.stem] = int(json.loads(path.read_text(encoding="utf-8"))["host_ram_bytes"])
+    return held
+
+
+def reserve_ram(instance: Instance, runtime_dir: Path = RUNTIME_DIR, meminfo: Path = Path("/proc/meminfo")) -> None:
+    """Let the engine in where the RAM suffices beside every engine that is still starting; else raise RamTooSmall.
+
+    Check and reservation are one step under a lock, so two starts never count on the same memory. The reservation
+    ends when the engine is ready (its memory then shows in MemAvailable) or gone.
+    """
+    with (runtime_dir / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        available_bytes = mem_available_bytes(meminfo)
+        others = {name: size for name, size in reservations(runtime_dir).items() if name != instance.name}
+        rest_bytes = available_bytes - sum(others.values()) - instance.host_ram_bytes
+        if rest_bytes < instance.host_reserve_bytes:
+            rows = [("available", available_bytes)]
+            rows += [(f"promised to {name}, which is starting", -size) for name, size in sorted(others.items())]
+            rows += [(f"needed by {instance.unit}", -instance.host_ram_bytes), ("left", rest_bytes)]
+            rows += [("must stay free", instance.host_reserve_bytes)]
+            refusal = RamTooSmall(
+                f"{gib(instance.host_ram_bytes + instance.host_reserve_bytes)} GiB of RAM",
+                f"{gib(available_bytes - sum(others.values()))} GiB",
+                "stop what takes it, or plan with a smaller hicache",
+            )
+            refusal.table = tuple(f"{what:<44}{gib(size_bytes):>10.2f} GiB" for what, size_bytes in rows)
+            raise refusal
+        (runtime_dir / f"{instance.name}.reserved").write_text(
+            json.dumps({"host_ram_bytes": instance.host_ram_bytes}) + "\n", encoding="utf-8"
+        )
+
+
+def wait(check: Callable[[], None], patience_s: float) -> None:
+    """Repeat the check until it holds; raises its last refusal after patience_s."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return check()
+        except NotNow:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(POLL_S)
+
+
+def prestart(options: argparse.Namespace) -> int:
+    """`sglang-fleet prestart NAME`: everything of the moment that the start of this engine needs."""
+    instance = Instance.read(options.name, options.config_dir)
+    wait(lambda: check_devices(instance), 60)
+    wait(lambda: check_weights(instance), 0)
+    wait(lambda: check_ports(instance), 30)
+    others_start = reservations(options.runtime_dir)
+    try:
+        wait(lambda: reserve_ram(instance, options.runtime_dir), instance.start_timeout_s if others_start else 60)
+    except RamTooSmall as refusal:
+        print(*refusal.table, sep="\n", flush=True)
+        raise
+    print(f"{instance.unit} may start: {instance.model_path} is staged, {gib(instance.host_ram_bytes)} GiB reserved")
+    return 0
+
+
+def register(subparsers: Any) -> None:
+    """Offer `prestart` to the host tool."""
+    parser = subparsers.add_parser("prestart", help="check that an engine may start now (ExecStartPre)")
+    parser.set_defaults(run=prestart)
+    add_instance_arguments(parser)
+
+
+def add_instance_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that all commands on one instance have."""
+    parser.add_argument("name", help="instance, the NAME of sglang@NAME.service")
+    parser.add_argument("--config-dir", type=Path, default=CONFIG_DIR, help="default: %(default)s")
+    parser.add_argument("--runtime-dir", type=Path, default=RUNTIME_DIR, help="default: %(default)s")

@@ -1,0 +1,95 @@
+#!/usr/bin/python
+"""Ansible module: start the engines of a host that do not run, restart stale ones, retire unwanted ones."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: instances_started
+short_description: Have a host's wanted engines serve, and no others
+version_added: 0.1.0
+description:
+  - Engines that do not run are started at the same time; each unit's own start check keeps them from taking more RAM
+    than there is.
+  - Stale engines are restarted one after another; each drains before it stops and serves before the next one stops.
+  - Instances that are configured but no longer wanted are drained, stopped, disabled and removed.
+  - Ends with an error that holds the journal's last lines as soon as one engine does not start.
+author: llmops.fleet maintainers
+options:
+  names:
+    description: Wanted instances.
+    type: list
+    elements: str
+    required: true
+  stale:
+    description: Those that M(llmops.fleet.instances) found to run with another configuration.
+    type: list
+    elements: str
+    default: []
+  timeout_s:
+    description: Longest time in seconds that a start may take.
+    type: int
+    default: 1200
+attributes:
+  check_mode:
+    description: Reports what would be started, restarted and retired.
+    support: full
+  diff_mode:
+    description: Shows the state of each instance before and after.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Have both engines serve
+  llmops.fleet.instances_started:
+    names: ["0", "1"]
+"""
+
+RETURN = r"""
+enabled:
+  description: Instances that now start at boot and did not before.
+  returned: success
+  type: list
+  elements: str
+retired:
+  description: Instances that were stopped and removed.
+  returned: success
+  type: list
+  elements: str
+started:
+  description: Instances that were started.
+  returned: success
+  type: list
+  elements: str
+restarted:
+  description: Instances that were restarted.
+  returned: success
+  type: list
+  elements: str
+"""
+
+from dataclasses import asdict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llmops.fleet.plugins.module_utils.deploy import bring_up
+from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "names": {"type": "list", "elements": "str", "required": True},
+            "stale": {"type": "list", "elements": "str", "default": []},
+            "timeout_s": {"type": "int", "default": 1200},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        transition = bring_up(**module.params, check=module.check_mode)
+    except FleetError as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=transition.changed, diff=transition.diff(), **asdict(transition))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What an engine's start waits for and is refused for."""
+
+import dataclasses
+import socket
+from pathlib import Path
+
+import pytest
+from ansible_collections.llmops.fleet.plugins.module_utils import start_checks as core
+from ansible_collections.llmops.fleet.plugins.module_utils.instance import Instance
+
+GIB = 2**30
+
+
+@pytest.fixture
+def instance(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "READY").write_text("{}")
+    return Instance(
+        name="0",
+        gpus=(0,),
+        port=0,
+        nccl_port=0,
+        url="",
+        local_url="",
+        engine_version="0.5.23",
+        python="",
+        model_path=str(model),
+        served_model_name="m",
+        host_ram_bytes=100 * GIB,
+        host_reserve_bytes=10 * GIB,
+    )
+
+
+@pytest.fixture
+def meminfo(tmp_path):
+    path = tmp_path / "meminfo"
+
+    def available(gib):
+        path.write_text(f"MemTotal: 1 kB\nMemAvailable: {gib * 2**20} kB\n")
+        return path
+
+    return available
+
+
+def test_a_model_that_is_not_staged_to_its_end_is_refused(instance):
+    core.check_weights(instance)
+    Path(instance.model_path, "READY").unlink()
+    with pytest.raises(core.WeightsMissing, match="no READY"):
+        core.check_weights(instance)
+    with pytest.raises(core.WeightsMissing, match="no such directory"):
+        core.check_weights(dataclasses.replace(instance, model_path="/nowhere"))
+
+
+def test_missing_device_nodes_are_named(instance):
+    with pytest.raises(core.DeviceMissing, match="found no /dev/nvidia99;"):
+        core.check_devices(dataclasses.replace(instance, device_nodes=("/dev/null", "/dev/nvidia99")))
+
+
+def test_a_stranger_on_the_port_is_named_by_pid(instance):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = dataclasses.replace(instance, nccl_port=server.getsockname()[1])
+        with pytest.raises(core.PortTaken, match=r"held by PID \d+ \(.+\) of"):
+            core.check_ports(taken)
+    core.check_ports(taken)
+
+
+def test_two_starts_never_count_on_the_same_memory(instance, meminfo, tmp_path):
+    core.reserve_ram(instance, tmp_path, meminfo(200))
+    second = dataclasses.replace(instance, name="1")
+    with pytest.raises(core.RamTooSmall, match=r"expected 110\.0 GiB of RAM; found 100\.0 GiB") as refusal:
+        core.reserve_ram(second, tmp_path, meminfo(200))
+    assert [line.split()[0] for line in refusal.value.table] == ["available", "promised", "needed", "left", "must"]
+    core.reserve_ram(second, tmp_path, meminfo(210))
+    assert core.reservations(tmp_path) == {"0": 100 * GIB, "1": 100 * GIB}
+
+
+def test_a_reservation_ends_with_the_start_that_made_it(instance, meminfo, tmp_path, monkeypatch):
+    core.reserve_ram(instance, tmp_path, meminfo(200))
+    monkeypatch.setattr(core, "RESERVATION_GRACE_S", 0)
+    assert core.reservations(tmp_path) == {}
+    monkeypatch.setattr(core, "running", lambda name, runtime_dir: object())
+    monkeypatch.setattr(core, "is_ready", lambda name, started, runtime_dir: False)
+    assert core.reservations(tmp_path) == {"0": 100 * GIB}
+
+
+def test_a_condition_of_the_moment_is_waited_for(monkeypatch):
+    monkeypatch.setattr(core, "POLL_S", 0)
+    outcomes = iter([core.PortTaken("a", "b", "c"), core.PortTaken("a", "b", "c"), None])
+
+    def check():
+        outcome = next(outcomes)
+        if outcome:
+            raise outcome
+
+    core.wait(check, 60)
+    assert next(outcomes, "exhausted") == "exhausted"
+
+
+def test_every_refusal_has_an_exit_code_of_its_own():
+    kinds = core.NotNow.__subclasses__()
+    assert len({kind.exit_code for kind in kinds} | {78, 2}) == len(kinds) + 2
