@@ -1,0 +1,659 @@
+"""Puts a model where engines load it from: parallel, verified while it is copied, resumed, published by one rename.
+
+A model is written to `<path>.partial`, its progress to `<path>.progress.json`. READY is written last, then the
+directory is renamed to `<path>`: whoever finds READY there finds a whole model. The same calls run in the module
+`stage_weights` and, without Ansible, in the boot unit (`sglang-fleet stage`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import pwd
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .errors import FleetError
+from .manifest import READY, FileRecord, Manifest, require_ready
+from .safetensors import check_model
+from .units import GIB, gib
+from .weights_source import Directory, Source, SourceFile
+
+LAST_SYSTEM_UID = 999
+DIRECTORY_MODE = 0o755
+FILE_MODE = 0o644
+_RENAME_EXCHANGE = 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where and how a model is staged.
+
+    Attributes:
+        path: directory that the engines are given.
+        name, revision: what READY says of it; the revision may be empty.
+        owner: system user that will own the files, None to leave them to the caller.
+        state_dir: where digests that were learned from the source are kept.
+        threads: copying threads.
+        wait_s: how long to wait for another run on the same path.
+        stall_s: give up after so many seconds without one byte.
+        reserve_bytes: memory that staging must leave available.
+        capacity_bytes: size the file system will have, where that is not yet so (check mode); None: as it is.
+    """
+
+    path: Path
+    name: str
+    revision: str = ""
+    owner: str | None = None
+    state_dir: Path = Path("/var/lib/sglang")
+    threads: int = min(16, max(4, 2 * (os.cpu_count() or 1)))
+    wait_s: float = 1800
+    stall_s: float = 300
+    reserve_bytes: int = GIB
+    capacity_bytes: int | None = None
+
+    @property
+    def partial(self) -> Path:
+        """Directory of the unfinished copy."""
+        return self.path.with_name(self.path.name + ".partial")
+
+    @property
+    def progress(self) -> Path:
+        """File that says how far the copy is; read by whoever waits, and by the run that resumes it."""
+        return self.path.with_name(self.path.name + ".progress.json")
+
+    @property
+    def learned(self) -> Path:
+        """File of the digests that were learned from a source that states none."""
+        return self.state_dir / "weights" / f"{self.path.name}.json"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One file to stage: `reuse` it from the published directory, or copy it from byte `staged_bytes` on."""
+
+    file: SourceFile
+    expected_sha256: str | None
+    reuse: bool
+    staged_bytes: int
+
+
+@dataclass(frozen=True)
+class Staging:
+    """What staging would do, decided before anything is written."""
+
+    source: str
+    steps: tuple[Step, ...]
+    published: Manifest | None
+    up_to_date: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the model."""
+        return sum(step.file.size_bytes for step in self.steps)
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Bytes still to copy: neither reused nor staged by an interrupted run."""
+        if self.up_to_date:
+            return 0
+        return sum(step.file.size_bytes - step.staged_bytes for step in self.steps if not step.reuse)
+
+    def listing(self) -> dict[str, str]:
+        """Path -> size and digest as they will be, for a diff."""
+        return {step.file.path: _shown(step.file.size_bytes, step.expected_sha256) for step in self.steps}
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What staging did."""
+
+    manifest: Manifest
+    copied_bytes: int
+    reused_bytes: int
+    seconds: float
+    reading: str
+
+
+def _shown(size_bytes: int, sha256: str | None) -> str:
+    return f"{size_bytes} bytes, sha256 {sha256[:16] if sha256 else 'learned while copying'}"
+
+
+def published_listing(manifest: Manifest | None) -> dict[str, str]:
+    """Path -> size and digest of what is published, in the form of `Staging.listing`."""
+    return {
+        path: _shown(record.size_bytes, record.sha256) for path, record in (manifest.files if manifest else {}).items()
+    }
+
+
+def plan(source: Source, target: Target) -> Staging:
+    """Decide what to do and refuse what cannot end well. Changes nothing.
+
+    Raises FleetError when the source holds no model, a shard is not whole, the owner is no system user, or space,
+    inodes or memory do not suffice for the bytes that remain.
+    """
+    _check_owner(target.owner)
+    files = source.files()
+    if isinstance(source, Directory):
+        check_model(Path(source.address), frozenset(file.path for file in files))
+    learned = _load(target.learned)
+    known: Mapping[str, Any] = learned.get("files", {}) if learned.get("source") == source.address else {}
+    progress: Mapping[str, Any] = _load(target.progress).get("files", {})
+    published = _published(target.path)
+    steps = []
+    for file in files:
+        expected = file.sha256
+        if expected is None and _same_file(known.get(file.path), file):
+            expected = str(known[file.path]["sha256"])
+        there = published.files.get(file.path) if published else None
+        reuse = there is not None and there == FileRecord(file.size_bytes, expected or "")
+        staged_bytes = 0
+        if not reuse and _same_file(progress.get(file.path), file) and (target.partial / file.path).is_file():
+            staged_bytes = min(int(progress[file.path]["staged_bytes"]), file.size_bytes)
+        steps.append(Step(file, expected, reuse, staged_bytes))
+    up_to_date = (
+        published is not None
+        and published.revision == target.revision
+        and len(published.files) == len(steps)
+        and all(step.reuse for step in steps)
+        and _owned(target.path, target.owner)
+    )
+    staging = Staging(source.address, tuple(steps), published, up_to_date)
+    if not up_to_date:
+        _check_room(staging, target)
+    return staging
+
+
+def stage(source: Source, target: Target) -> Staged | None:
+    """Make `target.path` hold the source's model; None when it already did.
+
+    Raises FleetError for whatever `plan` refuses, for bytes that differ from their digest, for a source that stalls
+    or fails, and when another run holds the path for longer than `wait_s`. What was copied by then is resumed by the
+    next run.
+    """
+    target.path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    with _only_run(target):
+        staging = plan(source, target)
+        if staging.up_to_date:
+            _discard_partial(target)
+            return None
+        started = time.monotonic()
+        _drop_strangers(target.partial, staging)
+        for step in staging.steps:
+            destination = target.partial / step.file.path
+            destination.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            if step.reuse:
+                destination.unlink(missing_ok=True)
+                os.link(target.path / step.file.path, destination)
+        copy = Copy(source, target, [step for step in staging.steps if not step.reuse])
+        records = copy.run()
+        records |= {
+            step.file.path: FileRecord(step.file.size_bytes, step.expected_sha256 or "")
+            for step in staging.steps
+            if step.reuse
+        }
+        check_model(target.partial, frozenset(records))
+        _keep_learned(target, source, staging, records)
+        manifest = Manifest(target.name, target.revision, source.address, records)
+        _publish(target, manifest)
+        return Staged(
+            manifest,
+            staging.remaining_bytes,
+            staging.size_bytes - staging.remaining_bytes,
+            time.monotonic() - started,
+            source.describe(),
+        )
+
+
+@dataclass
+class _File:
+    """One file on its way: blocks are taken in order, hashed in order, finished in any order."""
+
+    step: Step
+    destination: Path
+    block_bytes: int
+    safe_bytes: int
+    taken_bytes: int = 0
+    hashed_bytes: int = 0
+    hashing: bool = False
+    done: dict[int, int] = field(default_factory=dict)
+    hasher: Any = field(default_factory=hashlib.sha256)
+    descriptor: int = -1
+    sha256: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.step.file.size_bytes
+
+    def take(self) -> tuple[int, int] | None:
+        """Offset and size of the next block nobody works on."""
+        offset = self.taken_bytes
+        size = min(self.block_bytes, self.size_bytes - offset)
+        if size <= 0:
+            return None
+        self.taken_bytes += size
+        return offset, size
+
+    def start_over(self) -> None:
+        """Forget everything that was copied."""
+        self.safe_bytes = self.taken_bytes = self.hashed_bytes = 0
+        self.hasher = hashlib.sha256()
+
+
+class Copy:
+    """Copies files with several threads; each byte is hashed once, as it passes.
+
+    A thread keeps to one file while it has blocks, so that its blocks arrive in the order in which they are hashed.
+    When every file has its thread, idle ones help with the file that has most left; their blocks are hashed from the
+    target once the ones before are done.
+    """
+
+    def __init__(self, source: Source, target: Target, steps: Sequence[Step], verify: bool = True) -> None:
+        self._source = source
+        self._target = target
+        self._verify = verify
+        self._files = [
+            _File(step, target.partial / step.file.path, source.block_bytes, safe_bytes=step.staged_bytes)
+            for step in sorted(steps, key=lambda step: -step.file.size_bytes)
+        ]
+        self._waiting = list(reversed(self._files))
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._moved_bytes = 0
+        self._resumed_bytes = sum(step.staged_bytes for step in steps)
+        self._total_bytes = sum(step.file.size_bytes for step in steps)
+        self._started = time.monotonic()
+
+    def run(self) -> dict[str, FileRecord]:
+        """Copy everything; path -> record. Raises what the first failing thread raised."""
+        workers = [threading.Thread(target=self._work, daemon=True) for _ in range(self._target.threads)]
+        for worker in workers:
+            worker.start()
+        moved_bytes, moved_at = 0, time.monotonic()
+        while any(worker.is_alive() for worker in workers):
+            workers[0].join(0.25) if workers[0].is_alive() else time.sleep(0.05)
+            self._save_progress()
+            if self._moved_bytes != moved_bytes:
+                moved_bytes, moved_at = self._moved_bytes, time.monotonic()
+            elif time.monotonic() - moved_at > self._target.stall_s:
+                self._error = FleetError(
+                    f"a byte from {self._source.address} at least every {self._target.stall_s:g} s",
+                    f"none since {moved_bytes} bytes",
+                    "look at the source and its network or mount; run again to resume",
+                )
+                break
+        self._save_progress()
+        if self._error is not None:
+            raise self._error
+        return {file.step.file.path: FileRecord(file.size_bytes, file.sha256 or "") for file in self._files}
+
+    def _work(self) -> None:
+        _interleave_memory()
+        buffer = memoryview(mmap.mmap(-1, self._source.block_bytes))
+        try:
+            while self._error is None:
+                file = self._next_file()
+                if file is None:
+                    return
+                self._carry(file, buffer)
+        except BaseException as error:
+            self._error = self._error or error
+
+    def _next_file(self) -> _File | None:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.pop()
+        helped = max(self._files, key=lambda file: file.size_bytes - file.taken_bytes)
+        return helped if helped.descriptor >= 0 and helped.taken_bytes < helped.size_bytes else None
+
+    def _carry(self, file: _File, buffer: memoryview) -> None:
+        if file.descriptor < 0:
+            self._begin(file, buffer)
+        with self._source.open(file.step.file) as reader:
+            while self._error is None:
+                with self._lock:
+                    block = file.take()
+                if block is None:
+                    return
+                offset, size = block
+                view = buffer[:size]
+                reader.read_into(offset, view)
+                self._write(file, offset, view)
+                self._hash(file, offset, view)
+
+    def _begin(self, file: _File, buffer: memoryview) -> None:
+        """Open the destination, hash what an interrupted run left in it, and finish a file without bytes to copy."""
+        staged_bytes = file.step.staged_bytes
+        descriptor = os.open(file.destination, os.O_RDWR | os.O_CREAT, FILE_MODE)
+        os.ftruncate(descriptor, staged_bytes)
+        while file.hashed_bytes < staged_bytes:
+            count = os.preadv(descriptor, [buffer[: staged_bytes - file.hashed_bytes]], file.hashed_bytes)
+            file.hasher.update(buffer[:count])
+            file.hashed_bytes += count
+        file.taken_bytes = staged_bytes
+        file.descriptor = descriptor
+        if file.hashed_bytes == file.size_bytes:
+            self._finish(file)
+
+    def _write(self, file: _File, offset: int, view: memoryview) -> None:
+        done = 0
+        try:
+            while done < len(view):
+                done += os.pwrite(file.descriptor, view[done:], offset + done)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise FleetError(
+                f"room for {file.destination} until it is whole",
+                f"a full file system at byte {offset + done}",
+                "free space or enlarge the file system; run again to resume",
+            ) from None
+        with self._lock:
+            self._moved_bytes += len(view)
+
+    def _hash(self, file: _File, offset: int, view: memoryview) -> None:
+        """Hash this block if it is the file's next, and then any that others finished before their turn."""
+        with self._lock:
+            file.done[offset] = len(view)
+            if file.hashing or offset != file.hashed_bytes:
+                return
+            file.hashing = True
+        while True:
+            if self._verify:
+                file.hasher.update(view)
+            with self._lock:
+                del file.done[file.hashed_bytes]
+                file.hashed_bytes += len(view)
+                file.safe_bytes = max(file.safe_bytes, file.hashed_bytes)
+                size = file.done.get(file.hashed_bytes)
+                if size is None:
+                    file.hashing = False
+                    break
+            if self._verify:
+                view = memoryview(bytearray(size))
+                os.preadv(file.descriptor, [view], file.hashed_bytes)
+            else:
+                view = view[:size]
+        if file.hashed_bytes == file.size_bytes:
+            self._finish(file)
+
+    def _finish(self, file: _File) -> None:
+        file.sha256 = file.hasher.hexdigest()
+        if self._verify and file.step.expected_sha256 not in (None, file.sha256):
+            resumed = file.step.staged_bytes > 0
+            with self._lock:
+                file.start_over()
+            if resumed:
+                file.step = replace(file.step, staged_bytes=0)
+                return
+            raise FleetError(
+                f"{file.step.file.path} from {self._source.address} with sha256 {file.step.expected_sha256}",
+                file.sha256,
+                "restore the file at the source, or make the source's manifest again if the change is wanted",
+            )
+        os.fsync(file.descriptor)
+        os.close(file.descriptor)
+        file.descriptor = -1
+
+    def _save_progress(self) -> None:
+        seconds = time.monotonic() - self._started
+        rate = self._moved_bytes / seconds if seconds else 0.0
+        left_bytes = self._total_bytes - self._resumed_bytes - self._moved_bytes
+        _save(
+            self._target.progress,
+            {
+                "total_bytes": self._total_bytes,
+                "staged_bytes": self._resumed_bytes + self._moved_bytes,
+                "bytes_per_s": round(rate),
+                "seconds_left": round(left_bytes / rate) if rate else None,
+                "files": {
+                    file.step.file.path: {
+                        "size_bytes": file.size_bytes,
+                        "fingerprint": file.step.file.fingerprint,
+                        "staged_bytes": file.safe_bytes,
+                    }
+                    for file in self._files
+                    if file.safe_bytes
+                },
+            },
+        )
+
+
+def _interleave_memory() -> None:
+    """Spread the pages that this thread fills over the NUMA nodes; a tmpfs mount's own `mpol` has precedence."""
+    nodes = [int(node.name[4:]) for node in Path("/sys/devices/system/node").glob("node[0-9]*")]
+    number = {"x86_64": 238, "aarch64": 237}.get(os.uname().machine)
+    if len(nodes) > 1 and number is not None:
+        mask = ctypes.c_ulong(sum(1 << node for node in nodes))
+        interleave = 3
+        # A kernel that refuses leaves the pages where they would be without this.
+        ctypes.CDLL(None, use_errno=True).syscall(number, interleave, ctypes.byref(mask), 8 * ctypes.sizeof(mask))
+
+
+def _check_owner(owner: str | None) -> None:
+    try:
+        uid = pwd.getpwnam(owner).pw_uid if owner else 0
+    except KeyError:
+        return
+    if uid > LAST_SYSTEM_UID:
+        raise FleetError(
+            "a system user as the owner of weights (systemd removes other users' files from /dev/shm at logout)",
+            f"{owner} with uid {uid}",
+            f"name a user with a uid of at most {LAST_SYSTEM_UID}",
+        )
+
+
+def _owner_ids(owner: str | None) -> tuple[int, int]:
+    if owner is None:
+        return -1, -1
+    try:
+        entry = pwd.getpwnam(owner)
+    except KeyError:
+        raise FleetError("the owner of the weights to exist", f"no user {owner}", "run the role sglang_host") from None
+    return entry.pw_uid, entry.pw_gid
+
+
+def _published(path: Path) -> Manifest | None:
+    """The manifest of what is published at `path`, None where nothing is or where it is not whole any more."""
+    if not path.exists():
+        return None
+    if not (path / READY).exists():
+        raise FleetError(
+            f"{path} to be absent, or staged earlier",
+            f"something without {READY}",
+            "move it away, or choose another sglang_weights_name",
+        )
+    try:
+        return require_ready(path)
+    except FleetError:
+        return None
+
+
+def _owned(path: Path, owner: str | None) -> bool:
+    try:
+        return owner is None or path.stat().st_uid == pwd.getpwnam(owner).pw_uid
+    except KeyError:
+        return False
+
+
+def _check_room(staging: Staging, target: Target) -> None:
+    existing = next(parent for parent in target.path.parents if parent.exists())
+    status = os.statvfs(existing)
+    remaining_bytes = staging.remaining_bytes
+    free_bytes = status.f_bavail * status.f_frsize
+    if target.capacity_bytes is not None:
+        free_bytes = max(free_bytes, target.capacity_bytes - (status.f_blocks - status.f_bfree) * status.f_frsize)
+    if remaining_bytes > free_bytes:
+        raise FleetError(
+            f"{gib(remaining_bytes)} GiB free in {existing} for the bytes that remain",
+            f"{gib(free_bytes)} GiB",
+            "enlarge it (sglang_host_shm_size_gib for /dev/shm), or remove what is not needed there",
+        )
+    if status.f_files and len(staging.steps) + 16 > status.f_favail:
+        raise FleetError(
+            f"{len(staging.steps) + 16} free inodes in {existing}", str(status.f_favail), "remove files there"
+        )
+    if file_system(existing) in ("tmpfs", "ramfs"):
+        available_bytes = available_memory_bytes()
+        if remaining_bytes + target.reserve_bytes > available_bytes:
+            raise FleetError(
+                f"{gib(remaining_bytes + target.reserve_bytes)} GiB of RAM available: what remains to be staged and "
+                f"{gib(target.reserve_bytes)} GiB of reserve",
+                f"{gib(available_bytes)} GiB",
+                "free RAM on the host; weights in a tmpfs are RAM, those of other revisions included",
+            )
+
+
+def available_memory_bytes(meminfo: str | None = None) -> int:
+    """MemAvailable of the host. Source: /proc/meminfo."""
+    for line in (meminfo or Path("/proc/meminfo").read_text()).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise FleetError("MemAvailable in /proc/meminfo", "none", "use a Linux kernel of 3.14 or later")
+
+
+def file_system(path: Path, mounts: str | None = None) -> str:
+    """Type of the file system that holds `path`. Source: /proc/self/mounts, the last mount wins."""
+    best, kind = "", ""
+    for line in (mounts or Path("/proc/self/mounts").read_text()).splitlines():
+        _, mount_point, fstype, *_ = line.split()
+        if path.is_relative_to(mount_point) and len(mount_point) >= len(best):
+            best, kind = mount_point, fstype
+    return kind
+
+
+@contextmanager
+def _only_run(target: Target) -> Iterator[None]:
+    """Hold the path against other runs; waits for `wait_s`, then fails with the holder's process id."""
+    deadline = time.monotonic() + target.wait_s
+    lock = target.path.with_name(f".{target.path.name}.lock")
+    with lock.open("a+") as held:
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    held.seek(0)
+                    raise FleetError(
+                        f"no other run to stage {target.path}",
+                        f"process {held.read().strip() or 'unknown'} doing so for more than {target.wait_s:g} s",
+                        "wait for it, or stop it and run again",
+                    ) from None
+                time.sleep(0.2)
+        held.truncate(0)
+        held.write(str(os.getpid()))
+        held.flush()
+        yield
+
+
+def _drop_strangers(partial: Path, staging: Staging) -> None:
+    wanted = {partial / step.file.path for step in staging.steps}
+    for path in partial.rglob("*"):
+        if not path.is_dir() and path not in wanted:
+            path.unlink()
+
+
+def _discard_partial(target: Target) -> None:
+    shutil.rmtree(target.partial, ignore_errors=True)
+    target.progress.unlink(missing_ok=True)
+
+
+def _publish(target: Target, manifest: Manifest) -> None:
+    uid, gid = _owner_ids(target.owner)
+    (target.partial / READY).write_text(manifest.text())
+    for path in (target.partial, *target.partial.rglob("*")):
+        os.chown(path, uid, gid)
+        path.chmod(DIRECTORY_MODE if path.is_dir() else FILE_MODE)
+    if target.path.exists():
+        _exchange(target.partial, target.path)
+    else:
+        target.partial.rename(target.path)
+    _discard_partial(target)
+
+
+def _exchange(first: Path, second: Path) -> None:
+    """Swap two directories in one step, so that there is always a whole model at `second`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_working_directory = -100
+    names = os.fsencode(first), os.fsencode(second)
+    if libc.renameat2(at_working_directory, names[0], at_working_directory, names[1], _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(second))
+
+
+def _same_file(record: Mapping[str, Any] | None, file: SourceFile) -> bool:
+    return (
+        record is not None
+        and record.get("size_bytes") == file.size_bytes
+        and record.get("fingerprint") == file.fingerprint
+    )
+
+
+def _keep_learned(target: Target, source: Source, staging: Staging, records: Mapping[str, FileRecord]) -> None:
+    target.learned.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    _save(
+        target.learned,
+        {
+            "source": source.address,
+            "files": {
+                step.file.path: {
+                    "size_bytes": step.file.size_bytes,
+                    "fingerprint": step.file.fingerprint,
+                    "sha256": records[step.file.path].sha256,
+                }
+                for step in staging.steps
+            },
+        },
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is none or where it was cut off."""
+    try:
+        content = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _save(path: Path, content: Mapping[str, Any]) -> None:
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(content))
+    new.replace(path)
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `sglang-fleet stage`, which the boot unit calls."""
+    parser = subparsers.add_parser("stage", help="stage a model directory, as the role sglang_weights does")
+    parser.add_argument("--source", type=Path, required=True, help="model directory to copy from")
+    parser.add_argument("--path", type=Path, required=True, help="directory to publish it at")
+    parser.add_argument("--name", required=True, help="name of the model")
+    parser.add_argument("--revision", default="", help="revision of the model")
+    parser.add_argument("--owner", help="system user that will own the files")
+    parser.add_argument("--state-dir", type=Path, default=Target.state_dir, help="where learned digests are kept")
+    parser.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="files to leave out")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    target = Target(arguments.path, arguments.name, arguments.revision, arguments.owner, state_dir=arguments.state_dir)
+    staged = stage(Directory(arguments.source, arguments.exclude), target)
+    if staged is None:
+        print(f"{target.path} is ready already")
+    else:
+        rate = staged.copied_bytes / staged.seconds / 1e9
+        print(f"{target.path} is ready: {gib(staged.copied_bytes)} GiB at {rate:.2f} GB/s, {staged.reading}")
+    return 0
