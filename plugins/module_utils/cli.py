@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from . import launch, liveness, router_service, start_checks
+from . import launch, liveness, router_service, staging, start_checks
 from .errors import FleetError
 
-PARTS: tuple[ModuleType, ...] = (start_checks, launch, liveness, router_service)
+PARTS: tuple[ModuleType, ...] = (launch, liveness, router_service, staging, start_checks)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

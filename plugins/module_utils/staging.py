@@ -20,6 +20,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,13 +29,14 @@ from typing import Any
 from .errors import FleetError
 from .manifest import READY, FileRecord, Manifest, require_ready
 from .safetensors import check_model
-from .units import GIB, gib
+from .units import GIB, MIB, gib
 from .weights_source import Directory, Source, SourceFile
 
 LAST_SYSTEM_UID = 999
 DIRECTORY_MODE = 0o755
 FILE_MODE = 0o644
 _RENAME_EXCHANGE = 2
+_SAVE_EVERY_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Target:
         wait_s: how long to wait for another run on the same path.
         stall_s: give up after so many seconds without one byte.
         reserve_bytes: memory that staging must leave available.
-        capacity_bytes: size the file system will have, where that is not yet so (check mode); None: as it is.
+        tmpfs_bytes: size of the tmpfs that will be mounted as the parent of `path`, where that is not done yet.
+        growable: a tmpfs that is too small is no reason to refuse, only to grow it before staging.
     """
 
     path: Path
@@ -62,7 +65,8 @@ class Target:
     wait_s: float = 1800
     stall_s: float = 300
     reserve_bytes: int = GIB
-    capacity_bytes: int | None = None
+    tmpfs_bytes: int | None = None
+    growable: bool = False
 
     @property
     def partial(self) -> Path:
@@ -91,6 +95,40 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Room:
+    """The file system that will take the model: its mount point, type, size and what is free."""
+
+    mount_point: str
+    kind: str
+    size_bytes: int
+    free_bytes: int
+    free_files: int | None
+
+    @classmethod
+    def of(cls, target: Target, mounts: str | None = None) -> Room:
+        """Look at the file system of `target`, or at the tmpfs that is going to be mounted there."""
+        parent = target.path.parent
+        if target.tmpfs_bytes is not None and not parent.is_mount():
+            return cls(str(parent), "tmpfs", target.tmpfs_bytes, target.tmpfs_bytes, None)
+        existing = next(directory for directory in target.path.parents if directory.exists())
+        mount_point, kind = file_system(existing, mounts)
+        status = os.statvfs(existing)
+        return cls(
+            mount_point,
+            kind,
+            status.f_blocks * status.f_frsize,
+            status.f_bavail * status.f_frsize,
+            status.f_favail if status.f_files else None,
+        )
+
+    def grown_bytes(self, remaining_bytes: int) -> int:
+        """Size at which a tmpfs takes `remaining_bytes` more; its present size where that suffices."""
+        if self.kind != "tmpfs" or remaining_bytes <= self.free_bytes:
+            return self.size_bytes
+        return self.size_bytes - self.free_bytes + remaining_bytes + GIB
+
+
+@dataclass(frozen=True)
 class Staging:
     """What staging would do, decided before anything is written."""
 
@@ -98,6 +136,7 @@ class Staging:
     steps: tuple[Step, ...]
     published: Manifest | None
     up_to_date: bool
+    room: Room
 
     @property
     def size_bytes(self) -> int:
@@ -110,6 +149,17 @@ class Staging:
         if self.up_to_date:
             return 0
         return sum(step.file.size_bytes - step.staged_bytes for step in self.steps if not step.reuse)
+
+    def tmpfs(self) -> dict[str, object] | None:
+        """The tmpfs that takes the model: mount point, least size in GiB, whether it is too small; else None."""
+        if self.room.kind != "tmpfs":
+            return None
+        needed_bytes = self.room.grown_bytes(self.remaining_bytes)
+        return {
+            "mount_point": self.room.mount_point,
+            "size_gib": needed_bytes / GIB,
+            "too_small": needed_bytes > self.room.size_bytes,
+        }
 
     def listing(self) -> dict[str, str]:
         """Path -> size and digest as they will be, for a diff."""
@@ -170,7 +220,7 @@ def plan(source: Source, target: Target) -> Staging:
         and all(step.reuse for step in steps)
         and _owned(target.path, target.owner)
     )
-    staging = Staging(source.address, tuple(steps), published, up_to_date)
+    staging = Staging(source.address, tuple(steps), published, up_to_date, Room.of(target))
     if not up_to_date:
         _check_room(staging, target)
     return staging
@@ -282,8 +332,8 @@ class Copy:
         for worker in workers:
             worker.start()
         moved_bytes, moved_at = 0, time.monotonic()
-        while any(worker.is_alive() for worker in workers):
-            workers[0].join(0.25) if workers[0].is_alive() else time.sleep(0.05)
+        while alive := [worker for worker in workers if worker.is_alive()]:
+            alive[0].join(_SAVE_EVERY_S)
             self._save_progress()
             if self._moved_bytes != moved_bytes:
                 moved_bytes, moved_at = self._moved_bytes, time.monotonic()
@@ -489,31 +539,27 @@ def _owned(path: Path, owner: str | None) -> bool:
 
 
 def _check_room(staging: Staging, target: Target) -> None:
-    existing = next(parent for parent in target.path.parents if parent.exists())
-    status = os.statvfs(existing)
+    room = staging.room
     remaining_bytes = staging.remaining_bytes
-    free_bytes = status.f_bavail * status.f_frsize
-    if target.capacity_bytes is not None:
-        free_bytes = max(free_bytes, target.capacity_bytes - (status.f_blocks - status.f_bfree) * status.f_frsize)
-    if remaining_bytes > free_bytes:
+    in_memory = room.kind in ("tmpfs", "ramfs")
+    if remaining_bytes > room.free_bytes and not (target.growable and room.kind == "tmpfs"):
         raise FleetError(
-            f"{gib(remaining_bytes)} GiB free in {existing} for the bytes that remain",
-            f"{gib(free_bytes)} GiB",
-            "enlarge it (sglang_host_shm_size_gib for /dev/shm), or remove what is not needed there",
+            f"{gib(remaining_bytes)} GiB free in {room.mount_point} for the bytes that remain",
+            f"{gib(room.free_bytes)} GiB of {gib(room.size_bytes)} GiB",
+            "enlarge it, or remove what is not needed there",
         )
-    if status.f_files and len(staging.steps) + 16 > status.f_favail:
+    if room.free_files is not None and len(staging.steps) + 16 > room.free_files:
         raise FleetError(
-            f"{len(staging.steps) + 16} free inodes in {existing}", str(status.f_favail), "remove files there"
+            f"{len(staging.steps) + 16} free inodes in {room.mount_point}", str(room.free_files), "remove files there"
         )
-    if file_system(existing) in ("tmpfs", "ramfs"):
-        available_bytes = available_memory_bytes()
-        if remaining_bytes + target.reserve_bytes > available_bytes:
-            raise FleetError(
-                f"{gib(remaining_bytes + target.reserve_bytes)} GiB of RAM available: what remains to be staged and "
-                f"{gib(target.reserve_bytes)} GiB of reserve",
-                f"{gib(available_bytes)} GiB",
-                "free RAM on the host; weights in a tmpfs are RAM, those of other revisions included",
-            )
+    available_bytes = available_memory_bytes()
+    if in_memory and remaining_bytes + target.reserve_bytes > available_bytes:
+        raise FleetError(
+            f"{gib(remaining_bytes + target.reserve_bytes)} GiB of RAM available: what remains to be staged and "
+            f"{gib(target.reserve_bytes)} GiB of reserve",
+            f"{gib(available_bytes)} GiB",
+            "free RAM on the host; weights in a tmpfs are RAM, those of other revisions included",
+        )
 
 
 def available_memory_bytes(meminfo: str | None = None) -> int:
@@ -524,14 +570,14 @@ def available_memory_bytes(meminfo: str | None = None) -> int:
     raise FleetError("MemAvailable in /proc/meminfo", "none", "use a Linux kernel of 3.14 or later")
 
 
-def file_system(path: Path, mounts: str | None = None) -> str:
-    """Type of the file system that holds `path`. Source: /proc/self/mounts, the last mount wins."""
+def file_system(path: Path, mounts: str | None = None) -> tuple[str, str]:
+    """Mount point and type of the file system that holds `path`. Source: /proc/self/mounts, the last mount wins."""
     best, kind = "", ""
     for line in (mounts or Path("/proc/self/mounts").read_text()).splitlines():
         _, mount_point, fstype, *_ = line.split()
         if path.is_relative_to(mount_point) and len(mount_point) >= len(best):
             best, kind = mount_point, fstype
-    return kind
+    return best, kind
 
 
 @contextmanager
@@ -635,8 +681,34 @@ def _save(path: Path, content: Mapping[str, Any]) -> None:
     new.replace(path)
 
 
+def verify(path: Path) -> Manifest:
+    """Read a whole staged model again, several files at a time, and compare it with its READY manifest.
+
+    Raises FleetError that names every file whose bytes differ.
+    """
+    manifest = require_ready(path)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        digests = dict(zip(manifest.files, pool.map(lambda name: _sha256(path / name), manifest.files), strict=True))
+    wrong = sorted(name for name, record in manifest.files.items() if digests[name] != record.sha256)
+    if wrong:
+        raise FleetError(
+            f"every file in {path} with its sha256 as in {READY}",
+            f"{len(wrong)} that differ: {', '.join(wrong)}",
+            f"stop the engines that use it, remove {path} and stage the model again",
+        )
+    return manifest
+
+
+def _sha256(path: Path) -> str:
+    hasher = hashlib.sha256()
+    with path.open("rb", buffering=0) as file, mmap.mmap(-1, 4 * MIB) as memory, memoryview(memory) as buffer:
+        while count := file.readinto(buffer):
+            hasher.update(buffer[:count])
+    return hasher.hexdigest()
+
+
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `sglang-fleet stage`, which the boot unit calls."""
+    """Add `sglang-fleet stage`, which the boot unit calls, and `sglang-fleet verify`."""
     parser = subparsers.add_parser("stage", help="stage a model directory, as the role sglang_weights does")
     parser.add_argument("--source", type=Path, required=True, help="model directory to copy from")
     parser.add_argument("--path", type=Path, required=True, help="directory to publish it at")
@@ -645,10 +717,19 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--owner", help="system user that will own the files")
     parser.add_argument("--state-dir", type=Path, default=Target.state_dir, help="where learned digests are kept")
     parser.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="files to leave out")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run_stage)
+    parser = subparsers.add_parser("verify", help="read a staged model again and compare every byte with READY")
+    parser.add_argument("path", type=Path, help="directory of the staged model")
+    parser.set_defaults(run=_run_verify)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_verify(arguments: argparse.Namespace) -> int:
+    manifest = verify(arguments.path)
+    print(f"{arguments.path} is right: {len(manifest.files)} files, {gib(manifest.size_bytes)} GiB")
+    return 0
+
+
+def _run_stage(arguments: argparse.Namespace) -> int:
     target = Target(arguments.path, arguments.name, arguments.revision, arguments.owner, state_dir=arguments.state_dir)
     staged = stage(Directory(arguments.source, arguments.exclude), target)
     if staged is None:

@@ -1,0 +1,81 @@
+import hashlib
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+PATH = "/dev/shm/sglang/tiny"
+UNIT = "sglang-weights@tiny.service"
+
+
+def ready(host):
+    return json.loads(host.file(f"{PATH}/READY").content_string)
+
+
+def property_of(host, unit, name):
+    return host.check_output(f"systemctl show --value --property={name} '{unit}'")
+
+
+def staged_digests(host):
+    lines = host.check_output(f"cd {PATH} && find . -type f ! -name READY -exec sha256sum {{}} +").splitlines()
+    return {path.removeprefix("./"): digest for digest, path in (line.split(maxsplit=1) for line in lines)}
+
+
+def test_every_byte_is_what_ready_says_and_what_the_source_holds(host):
+    staged = staged_digests(host)
+    assert staged == {path: record["sha256"] for path, record in ready(host)["files"].items()}
+    for path, digest in staged.items():
+        assert host.check_output(f"sha256sum /srv/weights/tiny/{path}").split()[0] == digest
+    assert "consolidated.pth" not in staged
+
+
+def test_files_belong_to_a_system_user_and_engines_can_read_them(host):
+    assert host.file(PATH).user == "sglang"
+    for path in ready(host)["files"]:
+        file = host.file(f"{PATH}/{path}")
+        assert (file.user, file.mode) == ("sglang", 0o644)
+
+
+def test_boot_unit_waits_for_its_mounts_and_engines_wait_for_it(host):
+    assert property_of(host, UNIT, "ActiveState") == "active"
+    assert property_of(host, UNIT, "UnitFileState") == "enabled"
+    assert "/srv/weights/tiny" in property_of(host, UNIT, "RequiresMountsFor")
+    assert "sglang-weights.target" in property_of(host, UNIT, "Before")
+    assert UNIT in property_of(host, "sglang-weights.target", "After")
+    assert (
+        "After=sglang-weights.target" in host.file("/etc/systemd/system/sglang@.service.d/weights.conf").content_string
+    )
+
+
+def test_verify_command_finds_a_flipped_byte(host):
+    shard = f"{PATH}/model-00002-of-00002.safetensors"
+    assert host.run(f"sglang-fleet verify {PATH}").rc == 0
+    original = host.check_output(f"dd if={shard} bs=1 skip=4000000 count=1 status=none | od -An -tu1").strip()
+    host.check_output(
+        f"printf '\\\\x{(int(original) ^ 1):02x}' | dd of={shard} bs=1 seek=4000000 conv=notrunc status=none"
+    )
+    found = host.run(f"sglang-fleet verify {PATH}")
+    host.check_output(f"printf '\\\\x{int(original):02x}' | dd of={shard} bs=1 seek=4000000 conv=notrunc status=none")
+    assert found.rc == 78
+    assert "model-00002-of-00002.safetensors" in found.stderr
+    assert host.run(f"sglang-fleet verify {PATH}").rc == 0
+
+
+def container(host):
+    cache = Path(os.environ["MOLECULE_PROJECT_DIRECTORY"]).resolve() / ".cache"
+    return f"fleet-{hashlib.sha256(str(cache).encode()).hexdigest()[:6]}-{host.check_output('hostname')}"
+
+
+def test_reboot_brings_the_weights_back_without_ansible(host):
+    before = staged_digests(host)
+    subprocess.run(["podman", "restart", "--time", "20", container(host)], check=True)
+    deadline = time.monotonic() + 60
+    while host.run(f"test -e {PATH}/READY").rc != 0:
+        if time.monotonic() > deadline:
+            pytest.fail(host.run(f"systemctl status '{UNIT}'; journalctl --no-pager --unit='{UNIT}'").stdout)
+        time.sleep(0.5)
+    assert staged_digests(host) == before
+    assert host.file(PATH).user == "sglang"

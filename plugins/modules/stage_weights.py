@@ -1,0 +1,172 @@
+#!/usr/bin/python
+"""Put a model where engines load it from, verified, and publish it in one step."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: stage_weights
+short_description: Stage a model's weights into memory
+description:
+  - Copies a model directory in parallel, computes every file's sha256 while it passes, and publishes the copy by one
+    rename with a READY manifest in it. An engine never sees a half model.
+  - Resumes an interrupted copy. Bytes that are staged already are neither copied nor asked room for again.
+  - Refuses before it writes when the source is no whole model, or room, inodes or RAM do not suffice.
+options:
+  source:
+    description: Model directory to copy from. It must hold config.json and every shard that its index names.
+    type: path
+    required: true
+  path:
+    description: Directory to publish the model at.
+    type: path
+    required: true
+  name:
+    description: Name of the model, kept in READY.
+    type: str
+    required: true
+  revision:
+    description: Revision of the model, kept in READY.
+    type: str
+    default: ""
+  owner:
+    description: System user that will own the files.
+    type: str
+  exclude:
+    description: Patterns of files to leave out, relative to the source.
+    type: list
+    elements: str
+    default: []
+  state_dir:
+    description: Where digests are kept that were learned from a source that states none.
+    type: path
+    default: /var/lib/sglang
+  reserve_gib:
+    description: RAM in GiB that staging must leave available.
+    type: float
+    default: 1
+  tmpfs_gib:
+    description: Size in GiB of the tmpfs that is going to be mounted as the parent of I(path).
+    type: float
+  growable:
+    description: Do not refuse because a tmpfs is too small; RETURN says how large it must be.
+    type: bool
+    default: false
+  wait_s:
+    description: How long to wait for another run on the same path, in seconds.
+    type: float
+    default: 1800
+  stall_s:
+    description: Fail after so many seconds without one byte from the source.
+    type: float
+    default: 300
+attributes:
+  check_mode:
+    description: Says what would be copied, and writes nothing.
+    support: full
+  diff_mode:
+    description: Lists the files with sizes and digests before and after.
+    support: full
+author: [llmops.fleet maintainers]
+"""
+
+EXAMPLES = r"""
+- name: Stage the model
+  llmops.fleet.stage_weights:
+    source: /srv/models/Qwen3.6-27B
+    path: /dev/shm/sglang/Qwen3.6-27B
+    name: Qwen3.6-27B
+    owner: sglang
+"""
+
+RETURN = r"""
+remaining_bytes:
+  description: Bytes that had to be copied when the run began.
+  type: int
+  returned: always
+size_bytes:
+  description: Bytes of the whole model.
+  type: int
+  returned: always
+tmpfs:
+  description: Mount point of the tmpfs that takes the model and the least size in GiB that it needs, null elsewhere.
+  type: dict
+  returned: always
+digest:
+  description: Identity of the staged content; null in check mode while it is not staged.
+  type: str
+  returned: always
+seconds:
+  description: How long copying took.
+  type: float
+  returned: when something was staged
+reading:
+  description: How the source was read, and the rates that decided it.
+  type: str
+  returned: when something was staged
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
+from ansible_collections.llmops.fleet.plugins.module_utils.staging import Target, plan, published_listing, stage
+from ansible_collections.llmops.fleet.plugins.module_utils.units import GIB
+from ansible_collections.llmops.fleet.plugins.module_utils.weights_source import Directory
+
+
+def main() -> None:
+    module = AnsibleModule(
+        {
+            "source": {"type": "path", "required": True},
+            "path": {"type": "path", "required": True},
+            "name": {"type": "str", "required": True},
+            "revision": {"type": "str", "default": ""},
+            "owner": {"type": "str"},
+            "exclude": {"type": "list", "elements": "str", "default": []},
+            "state_dir": {"type": "path", "default": "/var/lib/sglang"},
+            "reserve_gib": {"type": "float", "default": 1.0},
+            "tmpfs_gib": {"type": "float"},
+            "growable": {"type": "bool", "default": False},
+            "wait_s": {"type": "float", "default": 1800.0},
+            "stall_s": {"type": "float", "default": 300.0},
+        },
+        supports_check_mode=True,
+    )
+    wanted = module.params
+    source = Directory(Path(wanted["source"]), wanted["exclude"])
+    target = Target(
+        path=Path(wanted["path"]),
+        name=wanted["name"],
+        revision=wanted["revision"],
+        owner=wanted["owner"],
+        state_dir=Path(wanted["state_dir"]),
+        wait_s=wanted["wait_s"],
+        stall_s=wanted["stall_s"],
+        reserve_bytes=int(wanted["reserve_gib"] * GIB),
+        tmpfs_bytes=None if wanted["tmpfs_gib"] is None else int(wanted["tmpfs_gib"] * GIB),
+        growable=wanted["growable"],
+    )
+    try:
+        staging = plan(source, target)
+        staged = None if module.check_mode else stage(source, target)
+    except FleetError as error:
+        module.fail_json(msg=str(error))
+    manifest = staged.manifest if staged else staging.published if staging.up_to_date else None
+    module.exit_json(
+        changed=not staging.up_to_date,
+        remaining_bytes=staging.remaining_bytes,
+        size_bytes=staging.size_bytes,
+        tmpfs=staging.tmpfs(),
+        digest=manifest.digest if manifest else None,
+        **({"seconds": round(staged.seconds, 3), "reading": staged.reading} if staged else {}),
+        diff={
+            "before_header": wanted["path"],
+            "after_header": wanted["path"],
+            "before": published_listing(staging.published),
+            "after": published_listing(manifest) if manifest else staging.listing(),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
