@@ -52,7 +52,7 @@ def test_boot_unit_waits_for_its_mounts_and_engines_wait_for_it(host):
 
 def flip_a_bit(host, path):
     host.check_output(
-        "python3 -c 'import sys; f = open(sys.argv[1], \"r+b\"); f.seek(4000000); b = f.read(1)[0];"
+        'python3 -c \'import sys; f = open(sys.argv[1], "r+b"); f.seek(4000000); b = f.read(1)[0];'
         f" f.seek(4000000); f.write(bytes([b ^ 1]))' {path}"
     )
 
