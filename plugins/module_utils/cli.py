@@ -11,10 +11,24 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from . import launch, liveness, router_service, staging, start_checks
+from . import (
+    launch,
+    liveness,
+    registration,
+    router_service,
+    staging,
+    start_checks,
+)
 from .errors import FleetError
 
-PARTS: tuple[ModuleType, ...] = (launch, liveness, router_service, staging, start_checks)
+PARTS: tuple[ModuleType, ...] = (
+    launch,
+    liveness,
+    registration,
+    router_service,
+    staging,
+    start_checks,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

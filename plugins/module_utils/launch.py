@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from .errors import FleetError
 from .http_api import request
 from .instance import ARGUMENTS, Instance, Started, arguments, configured_sha256, mark_ready
 from .processes import start_ticks
+from .registration import enter
 from .releases import Release
 from .start_checks import add_instance_arguments
 
@@ -113,6 +115,11 @@ def ready(options: argparse.Namespace) -> int:
             prompts = (f"warm-up {number}" for number in range(instance.warmup_requests))
             list(pool.map(lambda prompt: generate(instance, WARMUP_TOKENS, prompt, instance.start_timeout_s), prompts))
     mark_ready(instance.name, pid, options.runtime_dir)
+    try:
+        enter(instance, anew=True)
+    except FleetError as error:
+        # A router that is down is no reason to load the engine again; its keeper or the next deployment adds it.
+        print(f"warning: not registered: {error}", file=sys.stderr, flush=True)
     print(
         f"ready: {instance.served_model_name} on GPU {', '.join(map(str, instance.gpus))} at {instance.url}, "
         f"{time.monotonic() - begin:.0f} s after its start; first token in {first_token_s:.2f} s",

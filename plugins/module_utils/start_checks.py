@@ -66,7 +66,7 @@ def check_weights(instance: Instance) -> None:
         raise WeightsMissing(
             f"the staged model {instance.model_path} with its READY manifest",
             "no READY" if ready.parent.is_dir() else "no such directory",
-            "stage it: systemctl start sglang-weights, or deploy the host again",
+            "stage it: systemctl start sglang-weights.target, or deploy the host again",
         )
 
 
