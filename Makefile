@@ -12,6 +12,7 @@ setup: ## Install what the control machine lacks
 
 demo: setup ## Deploy onto a test host made here and let it complete a prompt
 	@$(STEP) "Build the wheelhouse" ansible-playbook playbooks/wheelhouse.yml -e @demo/wheelhouse.yml
+	@$(STEP) "Build the router's wheelhouse" ansible-playbook playbooks/wheelhouse.yml -e @demo/router_wheelhouse.yml
 	@$(STEP) "Make the model" demo/make_model.py .cache/models/tiny-qwen3
 	@$(STEP) "Create the test host" ansible-playbook $(DEMO) tests/hosts/create.yml
 	@$(STEP) "Deploy" ansible-playbook $(DEMO) deploy.yml -l b200

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -263,3 +264,43 @@ def drain(routers: Sequence[Router], worker_url: str, timeout_s: float, settle_s
     changed = on_every(routers, lambda router: router.remove(worker_url))
     wait_idle(worker_url, timeout_s, settle_s)
     return changed
+
+
+def converge(
+    routers: Sequence[Router],
+    worker_urls: Sequence[str],
+    state: str,
+    *,
+    timeout_s: float = 60.0,
+    drain_timeout_s: float = 900.0,
+    pretend: bool = False,
+) -> tuple[str, str]:
+    """Have the workers `present`, `absent` or `drained` in all routers (`listed`: look only); `pretend` changes none.
+
+    Returns the entries of all lists before and after, one line each. Raises FleetError where a router does not answer
+    or does not follow within the time-outs.
+    """
+    urls = [url.rstrip("/") for url in worker_urls]
+    before = {(router.url, worker.url): worker.healthy for router in routers for worker in router.workers()}
+    named = {(router.url, url): True for router in routers for url in urls}
+    if state == "present":
+        after = before | named
+    elif state == "listed":
+        after = before
+    else:
+        after = {entry: healthy for entry, healthy in before.items() if entry not in named}
+    for url in urls if not pretend else ():
+        if state == "present":
+            on_every(routers, partial(Router.add, worker_url=url, timeout_s=timeout_s))
+        elif state == "absent":
+            on_every(routers, partial(Router.remove, worker_url=url, timeout_s=timeout_s))
+        elif state == "drained":
+            drain(routers, url, drain_timeout_s)
+
+    def text(entries: Mapping[tuple[str, str], bool]) -> str:
+        return "".join(
+            f"{router} {worker}{'' if healthy else ' (unhealthy)'}\n"
+            for (router, worker), healthy in sorted(entries.items())
+        )
+
+    return text(before), text(after)
