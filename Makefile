@@ -4,7 +4,7 @@ STEP := tools/step
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 DEMO := -i inventory/demo
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test lint check-flags clean
 .NOTPARALLEL:
 
 setup: ## Install what the control machine lacks
@@ -27,6 +27,9 @@ lint: setup ## Check style, types and good practice
 
 test: setup ## Run all tests; the test hosts come and go with them
 	@$(STEP) "Test" pytest --durations=15 tests/unit tests/integration
+
+check-flags: setup ## Render every profile for five releases against their flag lists
+	@$(STEP) "Check the flags" env PYTHONPATH=.collections python tests/check_flags.py
 
 clean: ## Remove test hosts, their image, caches and the virtual environment
 	@tools/clean

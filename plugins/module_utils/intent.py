@@ -40,7 +40,8 @@ class Intent:
         state_dtype: dtype of the SSM state (accuracy-relevant, never chosen by the planner).
         kv_dtype: dtype of the KV cache (accuracy-relevant, never chosen by the planner).
         page_size: KV page, in tokens.
-        max_running_requests, max_mamba_cache_size, mamba_full_memory_ratio: as SGLang's flags of these names.
+        max_running_requests, max_total_tokens, max_mamba_cache_size, mamba_full_memory_ratio: as SGLang's flags of
+            these names.
     """
 
     concurrency: int | None = None
@@ -57,6 +58,7 @@ class Intent:
     kv_dtype: str = "auto"
     page_size: int | None = None
     max_running_requests: int | None = None
+    max_total_tokens: int | None = None
     max_mamba_cache_size: int | None = None
     mamba_full_memory_ratio: float | None = None
 
@@ -69,6 +71,7 @@ class Intent:
             "hicache_gb",
             "page_size",
             "max_running_requests",
+            "max_total_tokens",
             "max_mamba_cache_size",
         ):
             value = getattr(self, name)
