@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .checkpoint import MLA, Checkpoint
+from .checkpoint import Checkpoint
 from .errors import FleetError
 from .gpu_memory import GpuBudget
 from .intent import Intent
@@ -37,11 +37,22 @@ class HostPools:
     kv_bytes: int = 0
     state_bytes: int = 0
     draft_bytes: int = 0
+    index_bytes: int = 0
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Every pool by name, in the order in which the engine allocates them."""
+        return (
+            ("hicache KV", self.kv_bytes),
+            ("hicache state", self.state_bytes),
+            ("hicache index", self.index_bytes),
+            ("hicache draft", self.draft_bytes),
+        )
 
     @property
     def total_bytes(self) -> int:
         """All pools of the rank."""
-        return self.kv_bytes + self.state_bytes + self.draft_bytes
+        return sum(size for _name, size in self.parts)
 
 
 def host_pools(checkpoint: Checkpoint, release: Release, intent: Intent, gpu: GpuBudget) -> HostPools:
@@ -61,8 +72,10 @@ def host_pools(checkpoint: Checkpoint, release: Release, intent: Intent, gpu: Gp
             "upgrade the engine or drop hicache",
         )
     page, ranks = gpu.page_size, intent.tensor_parallel
-    index_bytes = checkpoint.attention_layers * checkpoint.index_layer_bytes() if checkpoint.family == MLA else 0
-    row_bytes = gpu.kv_token_bytes - index_bytes
+    index_row_bytes = checkpoint.attention_layers * checkpoint.index_layer_bytes()
+    if not behaviour.hicache_index_pool:
+        index_row_bytes = 0
+    row_bytes = gpu.kv_token_bytes - index_row_bytes
     draft_row_bytes = checkpoint.draft_kv_token_bytes(intent.kv_dtype, ranks) if intent.mtp is not None else 0
     if behaviour.hicache_draft_pool == "packed":
         row_bytes += draft_row_bytes
@@ -93,9 +106,10 @@ def host_pools(checkpoint: Checkpoint, release: Release, intent: Intent, gpu: Gp
     return HostPools(
         kv_tokens=kv_tokens,
         state_slots=state_slots,
-        kv_bytes=kv_tokens * (row_bytes + index_bytes),
+        kv_bytes=kv_tokens * row_bytes,
         state_bytes=state_slots * gpu.state_slot_bytes,
         draft_bytes=draft_tokens * draft_row_bytes,
+        index_bytes=kv_tokens * index_row_bytes,
     )
 
 
@@ -281,9 +295,7 @@ def host_budgets(
             where="the host",
             parts=(
                 ("weights still to be written to tmpfs", writing),
-                ("hicache KV", sum(unit.ranks * unit.pools.kv_bytes for unit in units)),
-                ("hicache state", sum(unit.ranks * unit.pools.state_bytes for unit in units)),
-                ("hicache draft", sum(unit.ranks * unit.pools.draft_bytes for unit in units)),
+                *_pool_sums([(unit, unit.ranks) for unit in units]),
                 ("processes", sum(unit.rss_bytes for unit in units)),
                 ("load peak", load_peak_bytes),
                 ("reserve", reserve_bytes(host.total_bytes)),
@@ -301,9 +313,7 @@ def host_budgets(
                 where=f"NUMA node {node.index}",
                 parts=(
                     ("weights still to be written to tmpfs", round(writing * share)),
-                    ("hicache KV", sum(ranks * unit.pools.kv_bytes for unit, ranks in here)),
-                    ("hicache state", sum(ranks * unit.pools.state_bytes for unit, ranks in here)),
-                    ("hicache draft", sum(ranks * unit.pools.draft_bytes for unit, ranks in here)),
+                    *_pool_sums(here),
                     ("processes", sum(unit.rss_bytes * ranks // unit.ranks for unit, ranks in here)),
                     ("load peak", load_peak_bytes if any(ranks for _unit, ranks in here) else 0),
                     ("reserve", round(reserve_bytes(host.total_bytes) * share)),
@@ -312,6 +322,13 @@ def host_budgets(
             )
         )
     return tuple(budgets)
+
+
+def _pool_sums(units: Sequence[tuple[Unit, int]]) -> tuple[tuple[str, int], ...]:
+    """Bytes by pool name over (unit, ranks)."""
+    return tuple(
+        (name, sum(ranks * dict(unit.pools.parts)[name] for unit, ranks in units)) for name, _size in HostPools().parts
+    )
 
 
 def _staged(host: Host) -> int:
@@ -343,17 +360,13 @@ def engine_refusal(host: Host, release: Release, units: Sequence[Unit], weights_
         available = min(available, host.cgroup_available_bytes + host.held_bytes)
     for unit in units:
         available -= unit.rss_bytes
-        for name, size in (
-            ("KV", unit.pools.kv_bytes),
-            ("state", unit.pools.state_bytes),
-            ("draft", unit.pools.draft_bytes),
-        ):
+        for name, size in unit.pools.parts:
             allowed = (available - ENGINE_RESERVE_BYTES) // (unit.ranks if behaviour.hicache_check_per_rank else 1)
             if size > max(0, allowed):
                 return FleetError(
                     f"a pool of at most {max(0, allowed) / GB:.2f} GB when instance {unit.name} starts (SGLang "
                     f"{release} keeps 10 GiB of the {available / GB:.2f} GB available then)",
-                    f"a hicache {name} pool of {size / GB:.2f} GB",
+                    f"a {name} pool of {size / GB:.2f} GB",
                     "lower hicache_gb",
                 )
             available -= unit.ranks * size

@@ -170,6 +170,7 @@ def _instance_dict(instance: Instance) -> dict[str, Any]:
             "hicache_kv_gb": _gb(pools.kv_bytes),
             "hicache_state_gb": _gb(pools.state_bytes),
             "hicache_draft_gb": _gb(pools.draft_bytes),
+            "hicache_index_gb": _gb(pools.index_bytes),
             "hicache_kv_tokens": pools.kv_tokens,
             "hicache_state_slots": pools.state_slots,
             "rss_gib": _gib(instance.rss_bytes),

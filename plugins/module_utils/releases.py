@@ -61,6 +61,7 @@ class MemoryBehaviour:
         hybrid_hicache: the host tier exists for hybrid models.
         hicache_size_per_pool: `--hicache-size` is given to the KV pool and again to the state pool (to 0.5.16).
         hicache_draft_pool: "none", "outside" the size (0.5.11 to 0.5.17), or "packed" into the KV rows (0.5.18).
+        hicache_index_pool: index keys of sparse attention have a host pool of their own, outside the size (0.5.11).
         hicache_must_exceed_device: a host pool not larger than its device pool is an error (to 0.5.14).
         hicache_check_per_rank: the engine's own check divides the host's memory by the ranks of the launch (0.5.19).
         hicache_check_cgroup: the engine's own check honours cgroup limits (0.5.21).
@@ -82,6 +83,7 @@ class MemoryBehaviour:
     hybrid_hicache: bool
     hicache_size_per_pool: bool
     hicache_draft_pool: str
+    hicache_index_pool: bool
     hicache_must_exceed_device: bool
     hicache_check_per_rank: bool
     hicache_check_cgroup: bool
@@ -110,6 +112,7 @@ def memory_behaviour(release: Release) -> MemoryBehaviour:
         hybrid_hicache=since(10),
         hicache_size_per_pool=not since(17),
         hicache_draft_pool="packed" if since(18) else "outside" if since(11) else "none",
+        hicache_index_pool=since(11),
         hicache_must_exceed_device=not since(15),
         hicache_check_per_rank=since(19),
         hicache_check_cgroup=since(21),

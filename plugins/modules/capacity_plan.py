@@ -167,8 +167,8 @@ instances:
     For each instance C(name), C(gpus), C(intent), C(gpu) (C(state_slots), C(max_running_requests), C(kv_tokens), and
     C(weights_gib), C(draft_gib), C(state_gib), C(intermediate_gib), C(kv_gib), C(slack_gib), which add up to
     C(free_gib); C(draft_kv_gib) and C(graphs_gib) live in the slack) and C(host) (C(hicache_kv_gb),
-    C(hicache_state_gb), C(hicache_draft_gb), C(hicache_kv_tokens), C(hicache_state_slots) for each of its GPUs as
-    SGLang logs them, C(rss_gib) for its processes).
+    C(hicache_state_gb), C(hicache_draft_gb), C(hicache_index_gb), C(hicache_kv_tokens), C(hicache_state_slots) for
+    each of its GPUs as SGLang logs them, C(rss_gib) for its processes).
   type: list
   elements: dict
   returned: always
