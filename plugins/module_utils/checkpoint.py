@@ -8,13 +8,13 @@ Only headers are read, never tensor data. Sizes per GPU divide by tensor paralle
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .errors import FleetError
+from .safetensors import INDEX, read_header
 
 HYBRID = "hybrid"
 MHA = "mha"
@@ -64,8 +64,6 @@ _FAMILIES = {
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 _CONV_DTYPE_BYTES = 2
-_LFS_POINTER = b"version https://git-lfs"
-_MAX_HEADER_BYTES = 100 * 2**20
 
 
 @dataclass(frozen=True)
@@ -291,56 +289,16 @@ def _family(path: Path, config: Mapping[str, Any]) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class _Tensor:
+    """One tensor of a shard; a float32 matrix may be loaded in a narrower type."""
+
     name: str
     bytes: int
-    stays_wide: bool
-
-
-def read_shard(file: Path) -> tuple[_Tensor, ...]:
-    """Tensors of one safetensors file, from its header. Raises FleetError for a pointer, a short or a corrupt file."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            head = stream.read(8)
-            if (head + stream.read(len(_LFS_POINTER) - 8)).startswith(_LFS_POINTER):
-                raise FleetError(
-                    f"tensor data in {file}",
-                    "a Git-LFS pointer",
-                    "run `git lfs pull` in the model directory, or download the model with a tool that follows LFS",
-                )
-            stream.seek(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-            header = stream.read(length) if 0 < length <= _MAX_HEADER_BYTES else b""
-    except OSError as error:
-        raise FleetError(
-            f"a readable shard {file}", str(error), "correct its permissions or download it again"
-        ) from None
-    if not header or len(header) < length:
-        raise FleetError(f"a safetensors header in {file}", f"{size} bytes without one", "download the shard again")
-    try:
-        entries = json.loads(header)
-        tensors = tuple(
-            _Tensor(
-                name,
-                entry["data_offsets"][1] - entry["data_offsets"][0],
-                entry["dtype"] != "F32" or len(entry["shape"]) < 2,
-            )
-            for name, entry in entries.items()
-            if name != "__metadata__"
-        )
-        end = max((entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise FleetError(
-            f"a safetensors header in {file}", f"a corrupt one ({error})", "download the shard again"
-        ) from None
-    if size != 8 + length + end:
-        raise FleetError(f"{8 + length + end} bytes in shard {file}", f"{size} bytes", "download the shard again")
-    return tensors
+    may_narrow: bool
 
 
 def _read_tensors(path: Path) -> tuple[list[_Tensor], int]:
     """All tensors of a model directory and the bytes of its shards; empty without any shard."""
-    index_file = path / "model.safetensors.index.json"
+    index_file = path / INDEX
     weight_map: dict[str, str] = {}
     if index_file.exists():
         try:
@@ -359,7 +317,15 @@ def _read_tensors(path: Path) -> tuple[list[_Tensor], int]:
             f"{len(missing)} of them missing ({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''})",
             "download the missing shards",
         )
-    tensors = [tensor for file in files for tensor in read_shard(file)]
+    tensors = [
+        _Tensor(
+            name=name,
+            bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
+            may_narrow=entry["dtype"] == "F32" and len(entry["shape"]) > 1,
+        )
+        for file in files
+        for name, entry in read_header(file).items()
+    ]
     absent = set(weight_map) - {tensor.name for tensor in tensors}
     if absent:
         raise FleetError(
@@ -374,7 +340,7 @@ def _weigh(checkpoint: Checkpoint, tensors: list[_Tensor], files_bytes: int) -> 
     narrow = DTYPE_BYTES.get(checkpoint.dtype, 2) / 4 if checkpoint.quantization is None else 1.0
     target = draft = embedding = head = largest = 0
     for tensor in tensors:
-        size = tensor.bytes if tensor.stays_wide else int(tensor.bytes * narrow)
+        size = int(tensor.bytes * narrow) if tensor.may_narrow else tensor.bytes
         largest = max(largest, tensor.bytes)
         is_draft = _is_draft(tensor.name, checkpoint.layers)
         if tensor.name.endswith("embed_tokens.weight"):

@@ -43,8 +43,8 @@ from .units import GB, GIB, MIB
 ACCELERATORS = ("cuda", "cpu")
 DEFAULT_TOKENS_PER_REQUEST = 4096
 _MOST_REQUESTS = 4096
-# SGLang allows 1.5 MiB per token of a prefill chunk; with less than a third of it, long prompts run out of memory.
-_SCARCE_SPARE_MIB_PER_TOKEN = 0.5
+# SGLang allows 1.5 MiB per token of a prefill chunk; with less than 0.6 MiB, long prompts run out of memory.
+_SCARCE_SPARE_MIB_PER_TOKEN = 0.6
 # Tokens per host state slot above which prefixes in the host tier were never found again (4,745) and below which they
 # were (3,652): sglang pull request 39436.
 _TOKENS_PER_STATE_SLOT = 4096
@@ -231,17 +231,19 @@ def plan(
     staged_bytes = _staged_bytes(checkpoint, weights, ranks, weights_gib is not None)
     peak_bytes = 2 * checkpoint.weights.largest_tensor_bytes if checkpoint.weights else 0
 
-    problems = _combination_problems(checkpoint, release, intent)
-    proposals: dict[tuple[tuple[int, float, Any], ...], Proposal | None] = {}
+    problems: list[FleetError] = []
+    weakest = min(groups, key=lambda group: min(gpu.free_gib for gpu in group))
+    proposal = _propose(checkpoint, release, intent, weakest, weights) if accelerator == "cuda" else None
+    splits = {_memory(weakest): proposal.intent} if proposal else {}
     instances: list[Instance] = []
     units: list[Unit] = []
     for group in groups:
-        key = tuple((gpu.total_mib, gpu.free_gib, gpu.compute_capability) for gpu in group)
-        if accelerator == "cuda" and key not in proposals:
-            proposals[key] = _propose(checkpoint, release, intent, group, weights)
-        proposal = proposals.get(key)
-        settled = proposal.intent if resolve and proposal else intent
+        if resolve and proposal and _memory(group) not in splits:
+            split = _best_split(checkpoint, release, intent, group, weights)
+            splits[_memory(group)] = split[0] if split else intent
+        settled = splits.get(_memory(group), intent) if resolve else intent
         budget = allocate(checkpoint, release, settled, group, weights) if accelerator == "cuda" else None
+        problems += _combination_problems(checkpoint, release, settled)
         pools = HostPools()
         try:
             pools = _pools(checkpoint, release, settled, budget)
@@ -266,22 +268,22 @@ def plan(
         return not _host_problems(host, release, wanted, staged_bytes, sums)
 
     largest_gb = _largest(host_fits, host.total_bytes // GB)
-    weakest = min(
-        (proposal for proposal in proposals.values() if proposal),
-        key=lambda proposal: proposal.gpu.max_running_requests,
-        default=None,
-    )
-    if weakest and intent.hicache and budgets[0].shortfall_bytes:
-        weakest = _with_hicache(weakest, largest_gb)
+    if proposal and intent.hicache and budgets[0].shortfall_bytes:
+        proposal = _with_hicache(proposal, largest_gb)
     return Plan(
         release=release,
         instances=tuple(instances),
         host=budgets,
         problems=tuple(_unique(problems)),
         warnings=tuple(_warnings(checkpoint, release, intent, instances, gpus, host)),
-        proposal=weakest,
+        proposal=proposal,
         largest_hicache_gb=largest_gb,
     )
+
+
+def _memory(gpus: Sequence[Gpu]) -> tuple[tuple[int, float, Any], ...]:
+    """What makes two groups of GPUs plan alike."""
+    return tuple((gpu.total_mib, gpu.free_gib, gpu.compute_capability) for gpu in gpus)
 
 
 def _unique(problems: Sequence[FleetError]) -> list[FleetError]:
@@ -439,7 +441,7 @@ def _best_split(
     strategies = [intent.state_strategy]
     if intent.state_strategy == "auto" and checkpoint.linear is not None and intent.prefix_reuse:
         lazy = behaviour.lazy_strategy_with_mtp if intent.mtp is not None else behaviour.lazy_strategy
-        strategies = ["extra_buffer", *(["extra_buffer_lazy"] if lazy else [])]
+        strategies = ["extra_buffer", *(["extra_buffer_lazy"] if lazy and not intent.hicache else [])]
     splits = []
     for strategy in strategies:
         split = _fill(checkpoint, release, replace(intent, state_strategy=strategy), gpus, weights)

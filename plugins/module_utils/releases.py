@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from .errors import FleetError
 from .units import MIB
@@ -91,6 +92,7 @@ class MemoryBehaviour:
     collects_before_sizing: bool
 
 
+@cache
 def memory_behaviour(release: Release) -> MemoryBehaviour:
     """The sizing rules of a release; releases outside the known range behave as the nearest known one."""
 
