@@ -1,0 +1,141 @@
+"""The README's demo as a user sees it: real SGLang on two units behind the real router, on a host made for it."""
+
+import json
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import testinfra
+
+ROOT = Path(__file__).parents[2]
+SSH_CONFIG = ROOT / ".cache/test-hosts/ssh_config"
+DEPLOY = "ansible-playbook -i inventory/demo deploy.yml -l b200"
+UNITS = ("sglang@0.service", "sglang@1.service")
+ROUTER = "http://127.0.0.1:8000"
+
+
+def run(command, **environment):
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    print(command, result.stdout, result.stderr, sep="\n")
+    assert result.returncode == 0, command
+    return result.stdout
+
+
+def eventually(probe, seconds):
+    """The first true answer of `probe` within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not (answer := probe()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {probe.__name__}"
+        time.sleep(1)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def bare_host():
+    run("ansible-playbook -i inventory/demo tests/hosts/destroy.yml")
+    run("ansible-playbook -i inventory/demo tests/hosts/create.yml")
+    yield testinfra.get_host("ssh://demo-host", ssh_config=str(SSH_CONFIG))
+    run("ansible-playbook -i inventory/demo tests/hosts/destroy.yml")
+
+
+@pytest.fixture(scope="module")
+def first_check(bare_host):
+    report = run(f"{DEPLOY} --check --diff")
+    left = bare_host.run("ls -d /opt/sglang /opt/sglang-router /etc/sglang /etc/systemd/system/sglang* /dev/shm/*")
+    return report, left.stdout
+
+
+@pytest.fixture(scope="module")
+def demo(first_check):
+    return run("make demo")
+
+
+@pytest.fixture
+def host(bare_host, demo):
+    def serve():
+        return all(bare_host.service(unit).is_running for unit in UNITS) and healthy_workers(bare_host) == 2
+
+    eventually(serve, 180)
+    return bare_host
+
+
+def key():
+    return (ROOT / ".cache/demo-router-api-key").read_text().split()[0]
+
+
+def ask_router(host, path, body=None):
+    data = f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'" if body else ""
+    return host.run(f"curl -sf -m 60 -H @- {data} {ROUTER}{path} <<< 'Authorization: Bearer {key()}'")
+
+
+def healthy_workers(host):
+    answer = ask_router(host, "/workers")
+    return sum(worker["is_healthy"] for worker in json.loads(answer.stdout)["workers"]) if answer.rc == 0 else 0
+
+
+def completes(host):
+    answer = ask_router(host, "/v1/completions", {"model": "tiny-qwen3", "prompt": "quick", "max_tokens": 4})
+    return answer.rc == 0 and json.loads(answer.stdout)["usage"]["completion_tokens"] == 4
+
+
+def test_check_mode_on_a_bare_host_tells_and_writes_nothing(first_check):
+    report, left = first_check
+    assert re.search(r"demo-host .* changed=[1-9]\d* .* failed=0", report)
+    assert left == ""
+
+
+def test_demo_ends_with_a_completion(demo):
+    assert re.search(r"Show the completion.*\n(.*\n)*.*msg: .*\w", demo)
+
+
+def test_second_deployment_changes_nothing(host):
+    assert re.search(r"demo-host .* changed=0 .* failed=0", run(DEPLOY))
+
+
+def test_every_worker_is_known_to_the_router(host):
+    urls = {worker["url"] for worker in json.loads(ask_router(host, "/workers").stdout)["workers"]}
+    assert urls == {"http://127.0.0.1:30000", "http://127.0.0.1:30001"}
+
+
+def test_router_asks_for_the_key(host):
+    assert host.run(f"curl -s -o /dev/null -w '%{{http_code}}' {ROUTER}/v1/models").stdout == "401"
+
+
+def test_key_shows_nowhere(host):
+    seen = host.check_output("cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ; journalctl --no-pager; systemctl show '*'")
+    assert key() not in seen
+    world_readable = host.check_output(f"grep -rlF {key()} /etc /run /var/lib --include='*' -s || true").split()
+    assert world_readable, "the key is in files"
+    assert all(host.file(path).mode & 0o007 == 0 for path in world_readable)
+
+
+def test_killed_engine_comes_back_while_the_router_serves(host):
+    pid = host.check_output("systemctl show --property=MainPID --value sglang@0")
+    host.check_output(f"kill -9 {pid}")
+    eventually(lambda: completes(host), 10)
+    served = [completes(host) for _ in range(20)]
+    assert served.count(True) >= 19, served
+    eventually(lambda: healthy_workers(host) == 2, 120)
+    assert host.check_output("systemctl show --property=NRestarts --value sglang@0") == "1"
+
+
+def test_reboot_ends_with_both_engines_serving(host):
+    name = run("podman ps --format {{.Names}} | grep demo-host").strip()
+    run(f"podman restart --time 30 {name}")
+
+    def serves_again():
+        return healthy_workers(host) == 2 and completes(host)
+
+    eventually(serves_again, 240)
+    assert host.file("/dev/shm/sglang/tiny-qwen3/READY").exists
+
+
+def test_every_command_of_the_readme_runs(host):
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    commands = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    elsewhere = {"make demo", "make test", "make clean"}  # this module's fixture, this run itself, .ci/run
+    for command in commands:
+        if command and command not in elsewhere:
+            run(f"export ANSIBLE_INVENTORY=inventory/demo; {command}")
