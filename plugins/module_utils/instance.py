@@ -28,7 +28,7 @@ class Instance:
     Attributes:
         name: NAME of `sglang@NAME.service`.
         gpus: GPU indices, one for each tensor-parallel rank.
-        gpu_uuids: the cards that these indices must be, in the same order; empty where not declared.
+        gpu_uuids: the cards that these indices must be, in the same order, "" for any card; empty where all are "".
         device_nodes: device files that must be there.
         accelerator: "cuda" or "cpu".
         port, nccl_port: HTTP port, rendezvous port.

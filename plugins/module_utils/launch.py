@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import FleetError
+from .gpu_facts import observe
 from .http_api import request
 from .instance import ARGUMENTS, Instance, Started, arguments, configured_sha256, mark_ready
 from .processes import start_ticks
@@ -31,6 +32,43 @@ class NotReady(FleetError):
     exit_code = 87
 
 
+def check_cards(instance: Instance) -> None:
+    """Raises FleetError where one of the instance's cards is not behind its device node, as after a swap.
+
+    Cards are told by UUID: behind the unit's device fence the driver numbers those that are left from 0.
+    """
+    wanted = {uuid for uuid in instance.gpu_uuids if uuid}
+    missing = wanted - ({gpu.uuid for gpu in observe().gpus} if wanted else set())
+    if missing:
+        raise FleetError(
+            f"the cards {', '.join(instance.gpu_uuids)} as GPUs {', '.join(map(str, instance.gpus))}",
+            f"no {', '.join(sorted(missing))} there",
+            "if cards were swapped on purpose, correct the UUIDs in the inventory and deploy the host again",
+        )
+
+
+def visible_devices(instance: Instance, dev: Path = Path("/dev")) -> dict[str, str]:
+    """The environment by which CUDA finds the instance's GPUs.
+
+    Where the unit's device fence keeps every other GPU away, CUDA numbers those that are left from 0; without a fence
+    their index is their number.
+    """
+    if instance.accelerator == "cpu":
+        return {}
+    own = {Path(node).name for node in instance.device_nodes}
+    strangers = [node for node in dev.glob("nvidia[0-9]*") if node.name not in own and _opens(node)]
+    numbers = instance.gpus if strangers else range(len(instance.gpus))
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, numbers))}
+
+
+def _opens(node: Path) -> bool:
+    try:
+        os.close(os.open(node, os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
 def run(options: argparse.Namespace) -> int:
     """`sglang-fleet run NAME`: become the engine; the process keeps its number, so systemd watches the engine itself.
 
@@ -45,6 +83,8 @@ def run(options: argparse.Namespace) -> int:
         raise FleetError(
             f"a model in {instance.model_path}", "no config.json there", "correct the model and stage it again"
         )
+    check_cards(instance)
+    os.environ.update(visible_devices(instance))
     started = Started(
         pid=os.getpid(),
         start_ticks=start_ticks(os.getpid()) or 0,

@@ -16,6 +16,7 @@ from .launch import NotReady, generate
 from .start_checks import add_instance_arguments
 
 PROGRESS = ("sglang:prompt_tokens_total", "sglang:generation_tokens_total")
+METRICS_TIMEOUT_S = 5.0
 STATE = "probe.json"
 
 
@@ -27,19 +28,20 @@ class Wedged(FleetError):
 
 
 def progress(instance: Instance) -> float | None:
-    """Tokens that the engine has read and written since its start; None where it does not answer."""
+    """Tokens that the engine has read and written since its start; None where it does not tell."""
     try:
-        answer = request("GET", f"{instance.local_url}/metrics", timeout_s=5)
+        answer = request("GET", f"{instance.local_url}/metrics", timeout_s=METRICS_TIMEOUT_S)
     except OSError:
         return None
-    return sum(sample.value for sample in parse_metrics(answer.body) if sample.name in PROGRESS)
+    counters = [sample.value for sample in parse_metrics(answer.body) if sample.name in PROGRESS]
+    return sum(counters) if counters else None
 
 
 def probe(options: argparse.Namespace) -> int:
     """`sglang-fleet probe NAME`: have one token generated within the instance's probe time-out.
 
-    A probe that gets none is a failure only if the engine's token counters stood still as well: under a long queue it
-    may wait its turn. After probe_failures of them in a row the engine's main process is killed, which takes its
+    A probe that gets none is a failure only if the engine's token counters stood still meanwhile: under a long queue
+    it may wait its turn. After probe_failures of them in a row the engine's main process is killed, which takes its
     schedulers along, and systemd's Restart= replaces it. Raises Wedged then, and NotReady for a failure before.
     """
     instance = Instance.read(options.name, options.config_dir)
@@ -47,16 +49,15 @@ def probe(options: argparse.Namespace) -> int:
     if started is None or not is_ready(instance.name, started, options.runtime_dir):
         return 0
     state_file: Path = options.runtime_dir / instance.name / STATE
+    tokens_before = progress(instance)
     try:
         generate(instance, timeout_s=instance.probe_timeout_s)
     except NotReady as failure:
         tokens = progress(instance)
-        before = _read(state_file, started.pid)
-        moved = tokens is not None and tokens != before["tokens"]
-        failures = 0 if moved else int(before["failures"] or 0) + 1
-        state_file.write_text(json.dumps({"pid": started.pid, "tokens": tokens, "failures": failures}) + "\n")
-        if moved:
+        if tokens is not None and tokens_before is not None and tokens > tokens_before:
             return 0
+        failures = _failures(state_file, started.pid) + 1
+        state_file.write_text(json.dumps({"pid": started.pid, "failures": failures}) + "\n", encoding="utf-8")
         if failures < instance.probe_failures:
             raise
         os.kill(started.pid, signal.SIGKILL)
@@ -69,12 +70,12 @@ def probe(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read(state_file: Path, pid: int) -> dict[str, float | None]:
+def _failures(state_file: Path, pid: int) -> int:
     try:
-        state = dict(json.loads(state_file.read_text(encoding="utf-8")))
+        state = json.loads(state_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        state = {}
-    return state if state.get("pid") == pid else {"tokens": None, "failures": 0}
+        return 0
+    return int(state["failures"]) if state["pid"] == pid else 0
 
 
 def register(subparsers: Any) -> None:

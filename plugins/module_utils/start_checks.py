@@ -11,11 +11,12 @@ import argparse
 import fcntl
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import FleetError
+from .gpu_facts import ObservedGpu, observe
 from .instance import CONFIG_DIR, RUNTIME_DIR, Instance, is_ready, running
 from .processes import listeners
 from .units import gib
@@ -91,6 +92,21 @@ def check_ports(instance: Instance, proc: Path = Path("/proc")) -> None:
             )
 
 
+def check_gpu_users(instance: Instance, gpus: Sequence[ObservedGpu]) -> None:
+    """Raises GpuTaken where another than the instance's unit computes on one of its GPUs; names it by PID and unit.
+
+    GPUs are told by UUID: behind the unit's device fence the driver numbers those that are left from 0.
+    """
+    for gpu in gpus:
+        for process in gpu.processes:
+            if gpu.uuid in instance.gpu_uuids and process.unit != instance.unit:
+                raise GpuTaken(
+                    f"the GPU {gpu.uuid} for {instance.unit} alone",
+                    f"{process} computes on it",
+                    "stop that process; if it is an engine that escaped its unit, kill that PID",
+                )
+
+
 def mem_available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
     """MemAvailable, in bytes."""
     for line in meminfo.read_text(encoding="utf-8").splitlines():
@@ -156,6 +172,8 @@ def prestart(options: argparse.Namespace) -> int:
     wait(lambda: check_devices(instance), 60)
     wait(lambda: check_weights(instance), 0)
     wait(lambda: check_ports(instance), 30)
+    if instance.accelerator == "cuda":
+        wait(lambda: check_gpu_users(instance, observe().gpus), 120)
     others_start = reservations(options.runtime_dir)
     try:
         wait(lambda: reserve_ram(instance, options.runtime_dir), instance.start_timeout_s if others_start else 60)

@@ -286,7 +286,7 @@ def instance_of(
     return Instance(
         name=placement.name,
         gpus=tuple(gpu.index for gpu in placement.gpus),
-        gpu_uuids=tuple(gpu.uuid for gpu in placement.gpus if gpu.uuid),
+        gpu_uuids=uuids if any(uuids := tuple(gpu.uuid or "" for gpu in placement.gpus)) else (),
         device_nodes=device_nodes(deployment, placement),
         accelerator=deployment.accelerator,
         port=placement.port,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.llmops.fleet.plugins.module_utils import start_checks as core
+from ansible_collections.llmops.fleet.plugins.module_utils.gpu_facts import GpuProcess, ObservedGpu
 from ansible_collections.llmops.fleet.plugins.module_utils.instance import Instance
 
 GIB = 2**30
@@ -63,6 +64,18 @@ def test_a_stranger_on_the_port_is_named_by_pid(instance):
         with pytest.raises(core.PortTaken, match=r"held by PID \d+ \(.+\) of"):
             core.check_ports(taken)
     core.check_ports(taken)
+
+
+def test_an_orphan_on_the_gpu_is_named_by_pid_and_unit(instance):
+    bound = dataclasses.replace(instance, gpu_uuids=("GPU-a",))
+
+    def gpu(uuid, unit):
+        users = (GpuProcess(4711, "python3", 1634, unit),)
+        return ObservedGpu(0, uuid, "", 1, 1, "", None, 0, None, None, users)
+
+    core.check_gpu_users(bound, [gpu("GPU-a", "sglang@0.service"), gpu("GPU-b", "other.service")])
+    with pytest.raises(core.GpuTaken, match=r"GPU-a .* PID 4711 \(python3\) of no unit computes on it"):
+        core.check_gpu_users(bound, [gpu("GPU-a", "")])
 
 
 def test_two_starts_never_count_on_the_same_memory(instance, meminfo, tmp_path):
