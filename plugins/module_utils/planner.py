@@ -37,6 +37,7 @@ from .host_memory import (
     unit_rss_bytes,
 )
 from .intent import Intent
+from .known_bad import Candidate, judge
 from .releases import Release, coverage_note, memory_behaviour
 from .units import GB, GIB, MIB
 
@@ -232,6 +233,7 @@ def plan(
     peak_bytes = 2 * checkpoint.weights.largest_tensor_bytes if checkpoint.weights else 0
 
     problems: list[FleetError] = []
+    warnings: list[str] = []
     weakest = min(groups, key=lambda group: min(gpu.free_gib for gpu in group))
     proposal = _propose(checkpoint, release, intent, weakest, weights) if accelerator == "cuda" else None
     splits = {_memory(weakest): proposal.intent} if proposal else {}
@@ -243,9 +245,9 @@ def plan(
             splits[_memory(group)] = split[0] if split else intent
         settled = splits.get(_memory(group), intent) if resolve else intent
         budget = allocate(checkpoint, release, settled, group, weights) if accelerator == "cuda" else None
-        problems += _combination_problems(checkpoint, release, settled)
         pools = HostPools()
         try:
+            warnings += _judge(checkpoint, release, settled, accelerator)
             pools = _pools(checkpoint, release, settled, budget)
         except FleetError as error:
             problems.append(error)
@@ -274,8 +276,8 @@ def plan(
         release=release,
         instances=tuple(instances),
         host=budgets,
-        problems=tuple(_unique(problems)),
-        warnings=tuple(_warnings(checkpoint, release, intent, instances, gpus, host)),
+        problems=tuple({str(problem): problem for problem in problems}.values()),
+        warnings=tuple(dict.fromkeys((*warnings, *_warnings(checkpoint, release, intent, instances, gpus, host)))),
         proposal=proposal,
         largest_hicache_gb=largest_gb,
     )
@@ -284,10 +286,6 @@ def plan(
 def _memory(gpus: Sequence[Gpu]) -> tuple[tuple[int, float, Any], ...]:
     """What makes two groups of GPUs plan alike."""
     return tuple((gpu.total_mib, gpu.free_gib, gpu.compute_capability) for gpu in gpus)
-
-
-def _unique(problems: Sequence[FleetError]) -> list[FleetError]:
-    return list({str(problem): problem for problem in problems}.values())
 
 
 def _check_shape(checkpoint: Checkpoint, gpus: Sequence[Gpu], intent: Intent, accelerator: str) -> None:
@@ -312,48 +310,12 @@ def _check_shape(checkpoint: Checkpoint, gpus: Sequence[Gpu], intent: Intent, ac
         )
 
 
-def _combination_problems(checkpoint: Checkpoint, release: Release, intent: Intent) -> list[FleetError]:
-    """Combinations whose memory cannot be planned because the release refuses them or is known to corrupt output."""
-    behaviour = memory_behaviour(release)
-    problems = []
-    if checkpoint.linear is not None and intent.prefix_reuse:
-        strategy = resolve_strategy(behaviour, intent)
-        if strategy == "no_buffer" and intent.mtp is not None:
-            problems.append(
-                FleetError(
-                    "state_strategy extra_buffer with mtp and prefix_reuse",
-                    f"no_buffer (what `{intent.state_strategy}` means in SGLang {release})",
-                    "set state_strategy to extra_buffer or turn prefix_reuse off",
-                )
-            )
-        if strategy == "extra_buffer_lazy" and not (
-            behaviour.lazy_strategy_with_mtp if intent.mtp is not None else behaviour.lazy_strategy
-        ):
-            problems.append(
-                FleetError(
-                    f"SGLang {'0.5.17' if intent.mtp is not None else '0.5.13'} or newer for extra_buffer_lazy"
-                    f"{' with mtp' if intent.mtp is not None else ''}",
-                    str(release),
-                    "use extra_buffer or upgrade the engine",
-                )
-            )
-        if strategy != "no_buffer" and intent.page_size is not None and 256 % intent.page_size:
-            problems.append(
-                FleetError(
-                    "a page_size that divides the state tracking interval of 256",
-                    str(intent.page_size),
-                    "use 1, 16, 32 or 64",
-                )
-            )
-    if intent.hicache and "qwen4_exp" in checkpoint.model_type and release < Release(0, 5, 22):
-        problems.append(
-            FleetError(
-                "SGLang 0.5.22 or newer for hicache on Qwen4-Exp (older releases return wrong output from host hits)",
-                str(release),
-                "upgrade the engine or drop hicache",
-            )
-        )
-    return problems
+def _judge(checkpoint: Checkpoint, release: Release, intent: Intent, accelerator: str) -> list[str]:
+    """Warnings about the combination as the release will resolve it. Raises FleetError for one known to fail."""
+    hybrid = checkpoint.linear is not None
+    if hybrid:
+        intent = replace(intent, state_strategy=resolve_strategy(memory_behaviour(release), intent))
+    return judge(Candidate(intent, release, hybrid, checkpoint.model_type, accelerator, {}))
 
 
 def _staged_bytes(checkpoint: Checkpoint, weights: LoadedWeights, ranks: int, overridden: bool) -> int:
@@ -550,25 +512,19 @@ def _warnings(
         )
     budget = instances[0].gpu
     if budget is not None:
-        found += _gpu_warnings(intent, instances[0].intent, budget, min(gpu.total_mib for gpu in gpus))
+        found += _gpu_warnings(intent, budget, min(gpu.total_mib for gpu in gpus))
     if intent.hicache:
-        found += _hicache_warnings(checkpoint, release, intent, instances, host)
+        found += _hicache_warnings(checkpoint, intent, instances, host)
     return found
 
 
-def _gpu_warnings(asked: Intent, settled: Intent, budget: GpuBudget, total_mib: int) -> list[str]:
+def _gpu_warnings(asked: Intent, budget: GpuBudget, total_mib: int) -> list[str]:
     found = []
     scarce = round(_SCARCE_SPARE_MIB_PER_TOKEN * chunked_prefill_tokens(total_mib) * MIB)
     if budget.spare_bytes < scarce and not budget.problems:
         found.append(
             f"{budget.spare_bytes / GIB:.1f} GiB are left for activations: expect out-of-memory errors at run time; "
             f"lower mem_fraction_static from {budget.mem_fraction_static:g} until at least {scarce / GIB:.0f} GiB are"
-        )
-    per_request = budget.slots_per_request
-    if settled.max_mamba_cache_size and settled.max_mamba_cache_size == per_request * budget.max_running_requests:
-        found.append(
-            f"max_mamba_cache_size {settled.max_mamba_cache_size} is exactly {per_request} slots for each of "
-            f"{budget.max_running_requests} requests, with which crashes are reported: use one more"
         )
     if asked.concurrency and budget.max_running_requests < asked.concurrency and not budget.problems:
         found.append(
@@ -583,23 +539,12 @@ def _gpu_warnings(asked: Intent, settled: Intent, budget: GpuBudget, total_mib: 
     return found
 
 
-def _hicache_warnings(
-    checkpoint: Checkpoint, release: Release, intent: Intent, instances: Sequence[Instance], host: Host
-) -> list[str]:
+def _hicache_warnings(checkpoint: Checkpoint, intent: Intent, instances: Sequence[Instance], host: Host) -> list[str]:
     found = []
-    behaviour = memory_behaviour(release)
     first = instances[0]
     pools, budget = first.pools, first.gpu
     if checkpoint.linear is not None:
-        found.append(
-            "hicache raises neither state slots nor max_running_requests, and on hybrid models releases up to 0.5.23 "
-            "are reported to back states up and rarely find them again: measure hits before relying on it"
-        )
-        if behaviour.hicache_size_per_pool and intent.hicache_gb:
-            found.append(
-                f"SGLang {release} gives hicache_gb to the KV pool and once more to the state pool: "
-                f"{pools.total_bytes / GB:.1f} GB per GPU instead of {intent.hicache_gb}"
-            )
+        found.append("hicache raises neither state slots nor max_running_requests")
     if budget is not None and pools.state_slots:
         per_slot = pools.kv_tokens / pools.state_slots
         if per_slot > (intent.tokens_per_request or _TOKENS_PER_STATE_SLOT):

@@ -305,6 +305,6 @@ def test_host_warnings():
         hicache_gb=32,
     )
     assert any("8 state slots are spare" in warning for warning in low.warnings)
-    assert any("rarely find them again" in warning for warning in low.warnings)
+    assert any("raises neither state slots" in warning for warning in low.warnings)
     assert any(re.search(r"one state slot per \d+ KV tokens", warning) for warning in low.warnings)
     assert budget(low).state_slots == 28
