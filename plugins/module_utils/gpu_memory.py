@@ -151,6 +151,7 @@ class GpuBudget:
     the slack; `spare_bytes` estimates what is left of it while serving.
 
     Attributes:
+        total_bytes, free_bytes: the smallest GPU's memory, and what of it is free before the model is loaded.
         mem_fraction_static: given, or SGLang's default for this GPU.
         state_strategy, slots_per_request, page_size: as resolved for the release.
         state_slots: max_mamba_cache_size; 0 for models without a recurrent state.
@@ -164,6 +165,7 @@ class GpuBudget:
         problems: why SGLang would not start.
     """
 
+    total_bytes: int
     free_bytes: int
     mem_fraction_static: float
     state_strategy: str
@@ -352,6 +354,7 @@ def allocate(
     draft_token_bytes = checkpoint.draft_kv_token_bytes(intent.kv_dtype, intent.tensor_parallel) if drafts else 0
     graphs_gib = _GRAPH_BASE_GIB + _GRAPH_REQUEST_GIB * requests
     return GpuBudget(
+        total_bytes=total_mib * MIB,
         free_bytes=round(free_gib * GIB),
         mem_fraction_static=fraction,
         state_strategy=strategy,

@@ -71,6 +71,11 @@ class Instance:
     pools: HostPools
     rss_bytes: int
 
+    @property
+    def ram_bytes(self) -> int:
+        """Host memory of the whole instance, tmpfs not counted."""
+        return len(self.gpus) * self.pools.total_bytes + self.rss_bytes
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -93,6 +98,7 @@ class Proposal:
 class Plan:
     """The plan of one host; `problems` non-empty means: do not start."""
 
+    checkpoint: Checkpoint
     release: Release
     instances: tuple[Instance, ...]
     host: tuple[HostBudget, ...]
@@ -114,6 +120,8 @@ class Plan:
             "problems": [str(problem) for problem in self.problems],
             "warnings": list(self.warnings),
             "engine_version": str(self.release),
+            "model": self.checkpoint.path.name,
+            "architecture": self.checkpoint.architecture,
             "instances": [_instance_dict(instance) for instance in self.instances],
             "host": {**_budget_dict(whole), "nodes": [_budget_dict(node) for node in self.host[1:]]},
             "largest_hicache_gb": self.largest_hicache_gb,
@@ -137,6 +145,7 @@ def settings(intent: Intent) -> dict[str, Any]:
 def gpu_dict(gpu: GpuBudget) -> dict[str, Any]:
     """One GPU's budget as plain values; weights, draft, state, intermediate, kv and slack add up to free_gib."""
     return {
+        "total_gib": _gib(gpu.total_bytes),
         "free_gib": _gib(gpu.free_bytes),
         "mem_fraction_static": round(gpu.mem_fraction_static, 4),
         "minimum_mem_fraction_static": round(gpu.minimum_fraction, 4),
@@ -175,6 +184,7 @@ def _instance_dict(instance: Instance) -> dict[str, Any]:
             "hicache_kv_tokens": pools.kv_tokens,
             "hicache_state_slots": pools.state_slots,
             "rss_gib": _gib(instance.rss_bytes),
+            "ram_gib": _gib(instance.ram_bytes),
         },
     }
 
@@ -273,6 +283,7 @@ def plan(
     if proposal and intent.hicache and budgets[0].shortfall_bytes:
         proposal = _with_hicache(proposal, largest_gb)
     return Plan(
+        checkpoint=checkpoint,
         release=release,
         instances=tuple(instances),
         host=budgets,

@@ -29,13 +29,12 @@ options:
       - GPUs of the host as mappings with C(index), C(total_mib) (as nvidia-smi shows it) and C(free_gib) (once a
         process has its CUDA context); one of the two sizes may be absent, it is then estimated.
       - C(numa_node) and C(compute_capability) are taken into account where given.
-      - Detected with nvidia-smi where absent.
+      - An entry may be an index alone. What is not declared is asked of the driver, all GPUs where the list is absent.
     type: list
-    elements: dict
+    elements: raw
   tensor_parallel:
-    description: GPUs that one instance spans.
+    description: GPUs that one instance spans, 1 where absent.
     type: int
-    default: 1
   mem_fraction_static:
     description: Share of the GPU's memory for weights and pools; SGLang's own default where absent.
     type: float
@@ -59,23 +58,20 @@ options:
         type: int
         default: 4
   state_strategy:
-    description: How recurrent states are kept for the prefix cache; C(auto) is the release's own choice.
+    description: How recurrent states are kept for the prefix cache; C(auto), as where absent, is the release's choice.
     type: str
     choices: [auto, no_buffer, extra_buffer, extra_buffer_lazy]
-    default: auto
   prefix_reuse:
-    description: Whether prefixes are cached (radix cache).
+    description: Whether prefixes are cached (radix cache); they are where absent.
     type: bool
-    default: true
   state_dtype:
     description: Type of the recurrent state; the checkpoint's where absent.
     type: str
     choices: [float32, bfloat16, float16]
   kv_dtype:
-    description: Type of the KV cache; C(auto) follows the checkpoint.
+    description: Type of the KV cache; C(auto), as where absent, follows the checkpoint.
     type: str
     choices: [auto, bfloat16, fp8_e4m3, fp8_e5m2]
-    default: auto
   page_size:
     description: KV page in tokens.
     type: int
@@ -118,6 +114,24 @@ options:
   tokens_per_request:
     description: Prompt plus generated tokens of a typical request; 4096 where absent.
     type: int
+  intent:
+    description:
+      - Any of the options from C(tensor_parallel) to C(hicache_ratio), C(concurrency) and C(tokens_per_request) as one
+        mapping, such as an inventory holds. An option given beside it wins. C(mtp) may be C(true) here.
+    type: dict
+    default: {}
+  profile:
+    description: >-
+      Plan the intent as C(baseline) (no MTP, no host tier), C(mtp), C(mtp_hicache) (the host tier of the intent, or
+      twice the device pools) or C(bulk) (MTP without prefix reuse).
+    type: str
+    choices: [baseline, mtp, mtp_hicache, bulk]
+  compare:
+    description: Profiles to plan beside it, returned as C(comparison).
+    type: list
+    elements: str
+    choices: [baseline, mtp, mtp_hicache, bulk]
+    default: []
   resolve:
     description: >-
       Take settings that are left open from the proposal, so that C(instances) shows the planned split and
@@ -176,6 +190,14 @@ host:
   description: C(needed_gib), C(available_gib), C(shortfall_gib), the summands in C(parts_gib), and C(nodes) likewise.
   type: dict
   returned: always
+profile:
+  description: The profile of the plan, null without one.
+  type: str
+  returned: always
+comparison:
+  description: The same for each profile of C(compare); one that is refused as a whole has no instances.
+  type: dict
+  returned: always
 largest_hicache_gb:
   description: Largest hicache_gb per GPU with which all instances fit the host, 0 for none.
   type: int
@@ -189,8 +211,9 @@ proposal:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llmops.fleet.plugins.module_utils.capacity import plan_from_options
+from ansible_collections.llmops.fleet.plugins.module_utils.capacity import Request
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
+from ansible_collections.llmops.fleet.plugins.module_utils.intent import PROFILES
 
 
 def main() -> None:
@@ -205,19 +228,18 @@ def main() -> None:
             "checkpoint": {"type": "path", "required": True},
             "engine_version": {"type": "str", "required": True},
             "accelerator": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
-            "gpus": {"type": "list", "elements": "dict"},
-            "tensor_parallel": {"type": "int", "default": 1},
+            "gpus": {"type": "list", "elements": "raw"},
+            "tensor_parallel": {"type": "int"},
             "mem_fraction_static": {"type": "float"},
             "context_length": {"type": "int"},
             "mtp": {"type": "dict", "options": mtp},
             "state_strategy": {
                 "type": "str",
                 "choices": ["auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"],
-                "default": "auto",
             },
-            "prefix_reuse": {"type": "bool", "default": True},
+            "prefix_reuse": {"type": "bool"},
             "state_dtype": {"type": "str", "choices": ["float32", "bfloat16", "float16"]},
-            "kv_dtype": {"type": "str", "choices": ["auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"], "default": "auto"},
+            "kv_dtype": {"type": "str", "choices": ["auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"]},
             "page_size": {"type": "int"},
             "max_running_requests": {"type": "int"},
             "max_mamba_cache_size": {"type": "int"},
@@ -230,17 +252,22 @@ def main() -> None:
             "staged": {"type": "path"},
             "concurrency": {"type": "int"},
             "tokens_per_request": {"type": "int"},
+            "intent": {"type": "dict", "default": {}},
+            "profile": {"type": "str", "choices": list(PROFILES)},
+            "compare": {"type": "list", "elements": "str", "choices": list(PROFILES), "default": []},
             "resolve": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
     try:
-        result = plan_from_options(module.params).as_dict()
+        request = Request.from_options(module.params)
+        result = request.plan(module.params["profile"]).as_dict()
+        comparison = {profile: request.described(profile) for profile in module.params["compare"]}
     except FleetError as error:
         module.fail_json(msg=str(error))
     for warning in result.pop("warnings"):
         module.warn(warning)
-    module.exit_json(changed=False, **result)
+    module.exit_json(changed=False, profile=module.params["profile"], comparison=comparison, **result)
 
 
 if __name__ == "__main__":
