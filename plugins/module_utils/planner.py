@@ -49,6 +49,8 @@ _SCARCE_SPARE_MIB_PER_TOKEN = 0.6
 # Tokens per host state slot above which prefixes in the host tier were never found again (4,745) and below which they
 # were (3,652): sglang pull request 39436.
 _TOKENS_PER_STATE_SLOT = 4096
+# An engine with 28 slots, 4 requests of 5 and a host tier died for want of a slot: its 8 spare ones were too few.
+_TIER_SPARE_REQUESTS = 2
 
 
 @dataclass(frozen=True)
@@ -435,7 +437,8 @@ def _fill(
         if checkpoint.linear is not None and intent.prefix_reuse and intent.max_mamba_cache_size is None:
             per_request = allocate(checkpoint, release, wanted, gpus, weights).slots_per_request
             if intent.mamba_full_memory_ratio is None:
-                wanted = replace(wanted, max_mamba_cache_size=per_request * requests + 1)
+                spare = _TIER_SPARE_REQUESTS * per_request if intent.hicache else 1
+                wanted = replace(wanted, max_mamba_cache_size=per_request * requests + spare)
         return _with_fraction(checkpoint, release, wanted, gpus, weights)
 
     def serves(requests: int) -> bool:
@@ -564,11 +567,11 @@ def _hicache_warnings(checkpoint: Checkpoint, intent: Intent, instances: Sequenc
                 f"{intent.tokens_per_request or _TOKENS_PER_STATE_SLOT} tokens again"
             )
         spare_slots = budget.state_slots - budget.slots_per_request * budget.max_running_requests
-        if spare_slots < 2 * budget.slots_per_request:
+        wanted_slots = _TIER_SPARE_REQUESTS * budget.slots_per_request
+        if spare_slots < wanted_slots:
             found.append(
-                f"{spare_slots} state slots are spare beside the running requests' own: loading states back from the "
-                f"host wants at least {2 * budget.slots_per_request}; lower max_running_requests or raise "
-                "max_mamba_cache_size"
+                f"spare state slots beside the running requests' own: {spare_slots}; loading states back from the host "
+                f"wants {wanted_slots}: lower max_running_requests or raise max_mamba_cache_size"
             )
     if budget is not None and pools.kv_tokens and pools.kv_tokens <= budget.kv_tokens:
         found.append(

@@ -29,7 +29,7 @@ options:
       - GPUs of the host as mappings with C(index), C(total_mib) (as nvidia-smi shows it) and C(free_gib) (once a
         process has its CUDA context); one of the two sizes may be absent, it is then estimated.
       - C(numa_node) and C(compute_capability) are taken into account where given.
-      - An entry may be an index alone. What is not declared is asked of the driver, all GPUs where the list is absent.
+      - An entry may be an index alone. What is not declared is asked of the driver, all GPUs where the list is absent or empty.
     type: list
     elements: raw
   tensor_parallel:
@@ -172,7 +172,7 @@ problems:
   elements: str
   returned: always
 warnings:
-  description: What will start and may disappoint.
+  description: What will start and may disappoint. With C(compare) they stand in C(comparison) alone.
   type: list
   elements: str
   returned: always
@@ -265,7 +265,7 @@ def main() -> None:
         comparison = {profile: request.described(profile) for profile in module.params["compare"]}
     except FleetError as error:
         module.fail_json(msg=str(error))
-    for warning in result.pop("warnings"):
+    for warning in result.pop("warnings") if not comparison else ():
         module.warn(warning)
     module.exit_json(changed=False, profile=module.params["profile"], comparison=comparison, **result)
 

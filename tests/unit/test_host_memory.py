@@ -304,7 +304,7 @@ def test_host_warnings():
         max_running_requests=4,
         hicache_gb=32,
     )
-    assert any("8 state slots are spare" in warning for warning in low.warnings)
+    assert any("own: 8; loading" in warning for warning in low.warnings)
     assert any("raises neither state slots" in warning for warning in low.warnings)
     assert any(re.search(r"one state slot per \d+ KV tokens", warning) for warning in low.warnings)
     assert budget(low).state_slots == 28

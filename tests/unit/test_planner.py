@@ -6,9 +6,11 @@ import time
 from itertools import pairwise
 
 import pytest
+from ansible_collections.llmops.fleet.plugins.module_utils import capacity
 from ansible_collections.llmops.fleet.plugins.module_utils.capacity import plan_from_options
 from ansible_collections.llmops.fleet.plugins.module_utils.checkpoint import read_checkpoint
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
+from ansible_collections.llmops.fleet.plugins.module_utils.gpu_facts import GpuProcess, Observation, ObservedGpu
 from ansible_collections.llmops.fleet.plugins.module_utils.gpu_memory import Gpu
 from ansible_collections.llmops.fleet.plugins.module_utils.host_memory import Host
 from ansible_collections.llmops.fleet.plugins.module_utils.intent import Intent, Speculation
@@ -187,13 +189,14 @@ def test_corrupting_host_tier_is_blocked(tmp_path):
         ({"mem_fraction_static": 0.0}, "between 0 and 1"),
         ({"hicache_gb": 20, "prefix_reuse": False}, "prefix_reuse off"),
         ({"hicache_gb": 20, "hicache_ratio": 2.0}, "one of hicache_gb and hicache_ratio"),
-        ({"gpus": []}, "at least one GPU"),
+        ({"gpus": []}, "a driver that shows them"),
         ({"gpus": [RTX, RTX]}, "every GPU index once"),
         ({"gpus": [RTX], "tensor_parallel": 2}, "a multiple of tensor_parallel"),
-        ({"gpus": [{"index": 0}]}, "total_mib or free_gib"),
+        ({"gpus": [{"index": 0}]}, "a driver that shows them"),
         ({"gpus": [{"index": 0, "total_mib": 1000, "free_gib": 94}]}, "within its"),
         ({"gpus": [{"index": -1, "total_mib": 1000}]}, "index of 0 or more"),
         ({"gpus": [{**RTX, "index": index} for index in range(7)], "tensor_parallel": 7}, "divides 16 key"),
+        ({"gpus": [], "accelerator": "cpu"}, "at least one GPU"),
         ({"engine_version": "latest"}, "exact SGLang release"),
         ({"accelerator": "tpu"}, "accelerator"),
         ({"checkpoint": "/nowhere"}, "no such file"),
@@ -206,10 +209,21 @@ def test_bad_input_has_its_own_message(options, message):
         plan_from_options({**base, **options})
 
 
-def test_absent_driver_is_said(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(FleetError, match="declare gpus"):
-        plan_from_options({"checkpoint": SHAPES / "qwen3.6-27b", "engine_version": "0.5.23", "host": ROOMY})
+def test_what_is_not_declared_is_asked_of_the_driver(monkeypatch):
+    """Memory of strangers is not free, that of our own engines is."""
+    ours = GpuProcess(pid=1, command="python", used_mib=60_000, unit="sglang@1.service")
+    stranger = GpuProcess(pid=2, command="python", used_mib=10_240, unit="")
+    cards = [
+        ObservedGpu(index, f"GPU-{index}", "a card", 97_887, 1, "0000:00:00.0", "12.0", index, 1, None, processes)
+        for index, processes in enumerate(((), (ours,), (ours, stranger)))
+    ]
+    monkeypatch.setattr(capacity, "observe", lambda: Observation("580", None, tuple(cards)))
+    base = {"checkpoint": SHAPES / "qwen3.6-27b", "engine_version": "0.5.23", "host": ROOMY}
+    idle, running, shared = (instance.gpu for instance in plan_from_options(base).instances)
+    assert idle.free_bytes == running.free_bytes == shared.free_bytes + 10 * GIB
+    chosen = plan_from_options({**base, "gpus": [2, {"index": 0, "uuid": "GPU-0", "free_gib": 90.0}]}).instances
+    assert [instance.name for instance in chosen] == ["2", "0"]
+    assert chosen[1].gpu.free_bytes == 90 * GIB
 
 
 def test_too_little_room_for_activations_is_said():
