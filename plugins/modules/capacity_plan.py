@@ -29,7 +29,7 @@ options:
       - GPUs of the host as mappings with C(index), C(total_mib) (as nvidia-smi shows it) and C(free_gib) (once a
         process has its CUDA context); one of the two sizes may be absent, it is then estimated.
       - C(numa_node) and C(compute_capability) are taken into account where given.
-      - An entry may be an index alone. What is not declared is asked of the driver, all GPUs where the list is absent or empty.
+      - An entry may be an index alone. What is not declared is asked of the driver, all GPUs for an absent or empty list.
     type: list
     elements: raw
   tensor_parallel:
