@@ -8,7 +8,7 @@ GB is 1e9 bytes, as in `--hicache-size`; GiB is 2**30, as in MemAvailable's own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -371,3 +371,23 @@ def engine_refusal(host: Host, release: Release, units: Sequence[Unit], weights_
                 )
             available -= unit.ranks * size
     return None
+
+
+def host_refusals(
+    host: Host, release: Release, units: Sequence[Unit], weights_bytes: int, load_peak_bytes: int
+) -> list[FleetError]:
+    """Everything that is short: the tmpfs, the sums of host_budgets(), and if those fit, SGLang's own check."""
+    budgets = host_budgets(host, release, units, weights_bytes, load_peak_bytes)
+    found = [shm_refusal(host, weights_bytes), *(budget.refusal() for budget in budgets)]
+    if not any(found):
+        found.append(engine_refusal(host, release, units, weights_bytes))
+    return [refusal for refusal in found if refusal]
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest whole number from 1 to `most` that fits, or 0; fits() must be monotone."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -9,7 +9,7 @@ Accuracy-relevant choices (state_dtype, kv_dtype) and prefix_reuse are never tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -30,10 +30,10 @@ from .host_memory import (
     HostBudget,
     HostPools,
     Unit,
-    engine_refusal,
     host_budgets,
     host_pools,
-    shm_refusal,
+    host_refusals,
+    largest,
     unit_rss_bytes,
 )
 from .intent import Intent
@@ -51,6 +51,8 @@ _SCARCE_SPARE_MIB_PER_TOKEN = 0.6
 _TOKENS_PER_STATE_SLOT = 4096
 # An engine with 28 slots, 4 requests of 5 and a host tier died for want of a slot: its 8 spare ones were too few.
 _TIER_SPARE_REQUESTS = 2
+# A size at which rounding to pages and slots no longer shows.
+_SAMPLE_GB = 1000
 
 
 @dataclass(frozen=True)
@@ -62,21 +64,16 @@ class Instance:
         gpus: CUDA indexes.
         intent: the settings to render; complete when the plan was made with `resolve`.
         gpu: what each of its GPUs will hold, None on the CPU accelerator.
-        pools: host tier of each rank.
-        rss_bytes: its processes on the host.
+        unit: what it takes of the host.
+        tier_factor: bytes of host memory that each of its GPUs takes for a byte of hicache_gb.
     """
 
     name: str
     gpus: tuple[int, ...]
     intent: Intent
     gpu: GpuBudget | None
-    pools: HostPools
-    rss_bytes: int
-
-    @property
-    def ram_bytes(self) -> int:
-        """Host memory of the whole instance, tmpfs not counted."""
-        return len(self.gpus) * self.pools.total_bytes + self.rss_bytes
+    unit: Unit
+    tier_factor: float
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,16 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one host; `problems` non-empty means: do not start."""
+    """The plan of one host.
+
+    Attributes:
+        host: the host's sum, then each NUMA node's where memory is bound.
+        problems: why not to start; empty if everything fits.
+        warnings: what will start and may disappoint.
+        proposal: None where not even one request fits, and on the CPU accelerator.
+        largest_hicache_gb: largest size per GPU with which all instances fit the host.
+        weights_bytes: what tmpfs must hold.
+    """
 
     checkpoint: Checkpoint
     release: Release
@@ -108,6 +114,7 @@ class Plan:
     warnings: tuple[str, ...]
     proposal: Proposal | None
     largest_hicache_gb: int
+    weights_bytes: int
 
     @property
     def fits(self) -> bool:
@@ -125,7 +132,11 @@ class Plan:
             "model": self.checkpoint.path.name,
             "architecture": self.checkpoint.architecture,
             "instances": [_instance_dict(instance) for instance in self.instances],
-            "host": {**_budget_dict(whole), "nodes": [_budget_dict(node) for node in self.host[1:]]},
+            "host": {
+                **_budget_dict(whole),
+                "nodes": [_budget_dict(node) for node in self.host[1:]],
+                "weights_gib": _gib(self.weights_bytes),
+            },
             "largest_hicache_gb": self.largest_hicache_gb,
             "proposal": _proposal_dict(self.proposal) if self.proposal else None,
         }
@@ -172,7 +183,7 @@ def gpu_dict(gpu: GpuBudget) -> dict[str, Any]:
 
 
 def _instance_dict(instance: Instance) -> dict[str, Any]:
-    pools = instance.pools
+    unit, pools = instance.unit, instance.unit.pools
     return {
         "name": instance.name,
         "gpus": list(instance.gpus),
@@ -185,8 +196,10 @@ def _instance_dict(instance: Instance) -> dict[str, Any]:
             "hicache_index_gb": _gb(pools.index_bytes),
             "hicache_kv_tokens": pools.kv_tokens,
             "hicache_state_slots": pools.state_slots,
-            "rss_gib": _gib(instance.rss_bytes),
-            "ram_gib": _gib(instance.ram_bytes),
+            "rss_gib": _gib(unit.rss_bytes),
+            "ram_gib": _gib(unit.total_bytes),
+            "numa_nodes": list(unit.nodes),
+            "ram_per_hicache_gb": round(instance.tier_factor, 4),
         },
     }
 
@@ -250,7 +263,6 @@ def plan(
     proposal = _propose(checkpoint, release, intent, weakest, weights) if accelerator == "cuda" else None
     splits = {_memory(weakest): proposal.intent} if proposal else {}
     instances: list[Instance] = []
-    units: list[Unit] = []
     for group in groups:
         if resolve and proposal and _memory(group) not in splits:
             split = _best_split(checkpoint, release, intent, group, weights)
@@ -267,21 +279,30 @@ def plan(
             problems += budget.problems
         name = "-".join(str(gpu.index) for gpu in group)
         rss_bytes = unit_rss_bytes(accelerator, ranks, staged_bytes)
-        instances.append(Instance(name, tuple(gpu.index for gpu in group), settled, budget, pools, rss_bytes))
-        units.append(Unit(name, ranks, tuple(gpu.numa_node for gpu in group), pools, rss_bytes))
+        instances.append(
+            Instance(
+                name=name,
+                gpus=tuple(gpu.index for gpu in group),
+                intent=settled,
+                gpu=budget,
+                unit=Unit(name, ranks, tuple(gpu.numa_node for gpu in group), pools, rss_bytes),
+                tier_factor=_sized_pools(checkpoint, release, settled, budget, _SAMPLE_GB).total_bytes
+                / (_SAMPLE_GB * GB),
+            )
+        )
 
+    units = [instance.unit for instance in instances]
     budgets = host_budgets(host, release, units, staged_bytes, peak_bytes)
-    problems += _host_problems(host, release, units, staged_bytes, budgets)
+    problems += host_refusals(host, release, units, staged_bytes, peak_bytes)
 
     def host_fits(hicache_gb: int) -> bool:
         wanted = [
-            replace(unit, pools=_sized_pools(checkpoint, release, instance, hicache_gb))
-            for unit, instance in zip(units, instances, strict=True)
+            replace(instance.unit, pools=_sized_pools(checkpoint, release, instance.intent, instance.gpu, hicache_gb))
+            for instance in instances
         ]
-        sums = host_budgets(host, release, wanted, staged_bytes, peak_bytes)
-        return not _host_problems(host, release, wanted, staged_bytes, sums)
+        return not host_refusals(host, release, wanted, staged_bytes, peak_bytes)
 
-    largest_gb = _largest(host_fits, host.total_bytes // GB)
+    largest_gb = largest(host_fits, host.total_bytes // GB)
     if proposal and intent.hicache and budgets[0].shortfall_bytes:
         proposal = _with_hicache(proposal, largest_gb)
     return Plan(
@@ -293,6 +314,7 @@ def plan(
         warnings=tuple(dict.fromkeys((*warnings, *_warnings(checkpoint, release, intent, instances, gpus, host)))),
         proposal=proposal,
         largest_hicache_gb=largest_gb,
+        weights_bytes=staged_bytes,
     )
 
 
@@ -346,31 +368,15 @@ def _pools(checkpoint: Checkpoint, release: Release, intent: Intent, budget: Gpu
     return HostPools(kv_bytes=intent.hicache_gb * GB, state_bytes=intent.hicache_gb * GB if twice else 0)
 
 
-def _sized_pools(checkpoint: Checkpoint, release: Release, instance: Instance, hicache_gb: int) -> HostPools:
-    """The instance's pools for another size; one that the release refuses for other reasons counts as nothing."""
-    wanted = replace(instance.intent, prefix_reuse=True, hicache_gb=hicache_gb, hicache_ratio=None)
+def _sized_pools(
+    checkpoint: Checkpoint, release: Release, intent: Intent, budget: GpuBudget | None, hicache_gb: int
+) -> HostPools:
+    """The pools for another size; one that the release refuses for other reasons counts as nothing."""
+    wanted = replace(intent, prefix_reuse=True, hicache_gb=hicache_gb, hicache_ratio=None)
     try:
-        return _pools(checkpoint, release, wanted, instance.gpu)
+        return _pools(checkpoint, release, wanted, budget)
     except FleetError:
         return HostPools()
-
-
-def _host_problems(
-    host: Host, release: Release, units: Sequence[Unit], staged_bytes: int, budgets: Sequence[HostBudget]
-) -> list[FleetError]:
-    found = [shm_refusal(host, staged_bytes), *(budget.refusal() for budget in budgets)]
-    if not any(found):
-        found.append(engine_refusal(host, release, units, staged_bytes))
-    return [problem for problem in found if problem]
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest whole number from 1 to `most` that fits, or 0; fits() must be monotone."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
 
 
 def _with_hicache(proposal: Proposal, largest_gb: int) -> Proposal:
@@ -447,7 +453,7 @@ def _fill(
         return not budget.problems and budget.max_running_requests >= requests and budget.kv_tokens >= needed
 
     most = intent.max_running_requests or intent.concurrency or _MOST_REQUESTS
-    requests = _largest(serves, most)
+    requests = largest(serves, most)
     if not requests:
         chosen, budget = split(1)
         return (chosen, budget) if not budget.problems else None
@@ -471,7 +477,7 @@ def _with_fraction(
 
     if intent.mem_fraction_static is not None:
         return intent, allocate(checkpoint, release, intent, gpus, weights)
-    thousandths = _largest(lambda value: with_thousandths(value)[1].spare_bytes >= room, 990)
+    thousandths = largest(lambda value: with_thousandths(value)[1].spare_bytes >= room, 990)
     return with_thousandths(max(1, thousandths))
 
 
@@ -556,7 +562,7 @@ def _gpu_warnings(asked: Intent, budget: GpuBudget, total_mib: int) -> list[str]
 def _hicache_warnings(checkpoint: Checkpoint, intent: Intent, instances: Sequence[Instance], host: Host) -> list[str]:
     found = []
     first = instances[0]
-    pools, budget = first.pools, first.gpu
+    pools, budget = first.unit.pools, first.gpu
     if checkpoint.linear is not None:
         found.append("hicache raises neither state slots nor max_running_requests")
     if budget is not None and pools.state_slots:
@@ -578,7 +584,7 @@ def _hicache_warnings(checkpoint: Checkpoint, intent: Intent, instances: Sequenc
             f"the host's KV pool ({pools.kv_tokens} tokens) is not larger than the device's ({budget.kv_tokens}): it "
             "will hold little that the device does not"
         )
-    total = sum(instance.pools.total_bytes * len(instance.gpus) for instance in instances)
+    total = sum(instance.unit.pools.total_bytes * instance.unit.ranks for instance in instances)
     if total > host.total_bytes / 2:
         found.append(
             f"the hicache pools take {total / GB:.0f} of {host.total_bytes / GB:.0f} GB of host memory, pinned: more "

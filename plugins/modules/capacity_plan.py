@@ -29,7 +29,7 @@ options:
       - GPUs of the host as mappings with C(index), C(total_mib) (as nvidia-smi shows it) and C(free_gib) (once a
         process has its CUDA context); one of the two sizes may be absent, it is then estimated.
       - C(numa_node) and C(compute_capability) are taken into account where given.
-      - An entry may be an index alone. What is not declared is asked of the driver, all GPUs for an absent or empty list.
+      - An entry may be an index alone. What is not declared is asked of the driver; all GPUs for an empty list.
     type: list
     elements: raw
   tensor_parallel:
@@ -182,7 +182,7 @@ instances:
     C(weights_gib), C(draft_gib), C(state_gib), C(intermediate_gib), C(kv_gib), C(slack_gib), which add up to
     C(free_gib); C(draft_kv_gib) and C(graphs_gib) live in the slack) and C(host) (C(hicache_kv_gb),
     C(hicache_state_gb), C(hicache_draft_gb), C(hicache_index_gb), C(hicache_kv_tokens), C(hicache_state_slots) for
-    each of its GPUs as SGLang logs them, C(rss_gib) for its processes).
+    each of its GPUs as SGLang logs them, C(rss_gib) for its processes, C(ram_gib) for the whole instance).
   type: list
   elements: dict
   returned: always

@@ -8,7 +8,6 @@ import pytest
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
 from ansible_collections.llmops.fleet.plugins.module_utils.host_memory import (
     Host,
-    Unit,
     engine_refusal,
     reserve_bytes,
 )
@@ -33,7 +32,7 @@ def test_split_of_the_size(tier, kv_gb, state_gb, slots):
     plan = planned(
         "qwen3.6-27b", "0.5.18", mem_fraction_static=0.85, mtp=MTP, weights_gib=WEIGHTS_27B_GIB, draft_gib=0.79, **tier
     )
-    pools = plan.instances[0].pools
+    pools = plan.instances[0].unit.pools
     assert pools.kv_bytes / GB == pytest.approx(kv_gb, abs=0.05)
     assert pools.state_bytes / GB == pytest.approx(state_gb, abs=0.05)
     assert pools.state_slots == slots
@@ -55,7 +54,7 @@ def test_pools_of_a_real_launch():
         mtp=MTP,
         hicache_gb=20,
     )
-    pools = plan.instances[0].pools
+    pools = plan.instances[0].unit.pools
     assert pools.kv_tokens == pytest.approx(int(tokens), abs=3)
     assert pools.state_slots == int(slots)
     for size, logged in ((pools.kv_bytes, kv_gb), (pools.state_bytes, state_gb), (pools.draft_bytes, draft_gb)):
@@ -76,7 +75,7 @@ def test_field_record_is_refused_with_the_sum(release, draft_gb, needed_gb):
         hicache_gb=150,
         host={"mem_total_gib": 512, "mem_available_gib": 200e9 / GIB, "shm_size_gib": 256, "shm_used_gib": 52},
     )
-    pools = plan.instances[0].pools
+    pools = plan.instances[0].unit.pools
     assert pools.state_slots == 975
     assert pools.state_bytes / GB == pytest.approx(150.1, abs=0.05)
     assert pools.draft_bytes / GB == pytest.approx(draft_gb, abs=0.05)
@@ -96,14 +95,14 @@ def test_field_record_on_a_later_release(staged_gib, fits):
         hicache_gb=150,
         host={"mem_total_gib": 256, "mem_available_gib": 200e9 / GIB, "shm_size_gib": 128, "shm_used_gib": staged_gib},
     )
-    assert plan.instances[0].pools.total_bytes / GB == pytest.approx(150.1, abs=0.1)
+    assert plan.instances[0].unit.pools.total_bytes / GB == pytest.approx(150.1, abs=0.1)
     assert plan.fits is fits
 
 
 def test_ranks_multiply_fixed_ratio_case_per_pool():
     # Qwen3.5-397B, TP 8, size 20 on a release that gives it to both pools: 20.00 + 20.02 GB per rank.
     plan = planned("qwen3.5-397b-fp8", "0.5.12", gpus=gpus(8), tensor_parallel=8, weights_gib=50.0, hicache_gb=20)
-    pools = plan.instances[0].pools
+    pools = plan.instances[0].unit.pools
     assert pools.state_slots == 834
     assert (round(pools.kv_bytes / GB, 2), round(pools.state_bytes / GB, 2)) == (20.0, 20.02)
     assert 8 * pools.total_bytes / GB == pytest.approx(320.2, abs=0.05)
@@ -121,7 +120,7 @@ def test_ratio_of_slots():
         max_mamba_cache_size=131,
         hicache_ratio=2.0,
     )
-    pools = plan.instances[0].pools
+    pools = plan.instances[0].unit.pools
     assert (pools.state_slots, round(pools.state_bytes / GB, 2)) == (263, 12.63)
 
 
@@ -136,7 +135,7 @@ def test_ratio_4_of_a_small_model():
         max_mamba_cache_size=650,
         hicache_ratio=4.0,
     )
-    pools = plan.instances[0].pools
+    pools = plan.instances[0].unit.pools
     assert pools.state_bytes / GB == pytest.approx(134, abs=0.5)
     assert pools.total_bytes / GB == pytest.approx(283, abs=1.5)
 
@@ -151,7 +150,7 @@ def test_index_pool_of_sparse_attention_lies_outside_the_size():
         kv_dtype="fp8_e4m3",
         hicache_gb=150,
     )
-    pools = plan.instances[0].pools
+    pools = plan.instances[0].unit.pools
     assert pools.index_bytes / GB == pytest.approx(34.38, abs=0.01)
     assert 4 * pools.total_bytes / GB == pytest.approx(737.5, abs=0.1)
 
@@ -184,7 +183,7 @@ def test_the_engine_keeps_10_gib(size_gb, fits):
         },
     )
     instance = plan.instances[0]
-    unit = Unit(instance.name, 1, (None,), instance.pools, instance.rss_bytes)
+    unit = instance.unit
     host = Host(total_bytes=100 * GIB, available_bytes=round(44.87e9 + 4.35e9))
     refusal = engine_refusal(host, plan.release, [unit], 0)
     assert (refusal is None) is fits
@@ -196,7 +195,7 @@ def test_the_engine_keeps_10_gib(size_gb, fits):
 @pytest.mark.parametrize(("release", "refused"), [("0.5.18", False), ("0.5.19", True)])
 def test_releases_that_divide_their_check_by_ranks(release, refused):
     plan = planned("llama-3.1-8b", release, gpus=gpus(4), tensor_parallel=4, hicache_gb=90)
-    unit = Unit("0-1-2-3", 4, (None,) * 4, plan.instances[0].pools, plan.instances[0].rss_bytes)
+    unit = plan.instances[0].unit
     host = Host(total_bytes=400 * GIB, available_bytes=350 * GIB)
     assert bool(engine_refusal(host, plan.release, [unit], 0)) is refused
 

@@ -351,7 +351,7 @@ def test_a_larger_tier_never_needs_less(size_gb, other_gb, release):
         planned("qwen3.6-27b", release, gpus=[B200], mtp=MTP, state_strategy="extra_buffer", hicache_gb=size)
         for size in sorted((size_gb, other_gb))
     )
-    assert large.instances[0].pools.total_bytes >= small.instances[0].pools.total_bytes
+    assert large.instances[0].unit.pools.total_bytes >= small.instances[0].unit.pools.total_bytes
     assert large.largest_hicache_gb == small.largest_hicache_gb
 
 
