@@ -14,6 +14,7 @@ from types import ModuleType
 from . import (
     launch,
     liveness,
+    ram_headroom,
     registration,
     router_service,
     staging,
@@ -24,6 +25,7 @@ from .errors import FleetError
 PARTS: tuple[ModuleType, ...] = (
     launch,
     liveness,
+    ram_headroom,
     registration,
     router_service,
     staging,
