@@ -10,10 +10,13 @@ DEMO := -i inventory/demo
 setup: ## Install what the control machine lacks
 	@$(STEP) "Set up the control machine" tools/setup
 
-demo: setup ## Deploy onto a test host made here and let it complete a prompt
+.cache/models/tiny-qwen3: demo/make_model.py
+	@$(STEP) "Make the model" $< $@
+	@touch $@
+
+demo: setup .cache/models/tiny-qwen3 ## Deploy onto a test host made here and let it complete a prompt
 	@$(STEP) "Build the wheelhouse" ansible-playbook playbooks/wheelhouse.yml -e @demo/wheelhouse.yml
 	@$(STEP) "Build the router's wheelhouse" ansible-playbook playbooks/wheelhouse.yml -e @demo/router_wheelhouse.yml
-	@$(STEP) "Make the model" demo/make_model.py .cache/models/tiny-qwen3
 	@$(STEP) "Create the test host" ansible-playbook $(DEMO) tests/hosts/create.yml
 	@$(STEP) "Deploy" ansible-playbook $(DEMO) deploy.yml -l b200
 	@$(STEP) "Ask the router for a completion" ansible-playbook $(DEMO) demo/complete.yml
