@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -279,9 +279,13 @@ class _File:
     hashed_bytes: int = 0
     hashing: bool = False
     done: dict[int, int] = field(default_factory=dict)
-    hasher: Any = field(default_factory=hashlib.sha256)
+    hashers: tuple[Any, ...] = ()
     descriptor: int = -1
     sha256: str | None = None
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        self.start_over(self.safe_bytes)
 
     @property
     def size_bytes(self) -> int:
@@ -296,10 +300,26 @@ class _File:
         self.taken_bytes += size
         return offset, size
 
-    def start_over(self) -> None:
-        """Forget everything that was copied."""
-        self.safe_bytes = self.taken_bytes = self.hashed_bytes = 0
-        self.hasher = hashlib.sha256()
+    def start_over(self, safe_bytes: int) -> None:
+        """Begin with `safe_bytes` already there and not hashed."""
+        self.safe_bytes = safe_bytes
+        self.taken_bytes = self.hashed_bytes = 0
+        self.hashers = (hashlib.sha256(),)
+        if self.step.file.git_sha1 is not None:
+            self.hashers += (hashlib.sha1(f"blob {self.size_bytes}\0".encode(), usedforsecurity=False),)
+
+    def hash(self, view: memoryview) -> None:
+        """Hash the next bytes."""
+        for hasher in self.hashers:
+            hasher.update(view)
+
+    def difference(self) -> tuple[str, str] | None:
+        """Expected and found digest, None where they agree or nothing is expected."""
+        expected = (self.step.expected_sha256, self.step.file.git_sha1)
+        for name, wanted, hasher in zip(("sha256", "Git blob"), expected, self.hashers, strict=False):
+            if wanted not in (None, hasher.hexdigest()):
+                return f"{name} {wanted}", str(hasher.hexdigest())
+        return None
 
 
 class Copy:
@@ -390,7 +410,7 @@ class Copy:
         os.ftruncate(descriptor, staged_bytes)
         while file.hashed_bytes < staged_bytes:
             count = os.preadv(descriptor, [buffer[: staged_bytes - file.hashed_bytes]], file.hashed_bytes)
-            file.hasher.update(buffer[:count])
+            file.hash(buffer[:count])
             file.hashed_bytes += count
         file.taken_bytes = staged_bytes
         file.descriptor = descriptor
@@ -422,7 +442,7 @@ class Copy:
             file.hashing = True
         while True:
             if self._verify:
-                file.hasher.update(view)
+                file.hash(view)
             with self._lock:
                 del file.done[file.hashed_bytes]
                 file.hashed_bytes += len(view)
@@ -440,19 +460,19 @@ class Copy:
             self._finish(file)
 
     def _finish(self, file: _File) -> None:
-        file.sha256 = file.hasher.hexdigest()
-        if self._verify and file.step.expected_sha256 not in (None, file.sha256):
-            resumed = file.step.staged_bytes > 0
+        difference = file.difference() if self._verify else None
+        if difference:
             with self._lock:
-                file.start_over()
-            if resumed:
-                file.step = replace(file.step, staged_bytes=0)
+                file.start_over(0)
+            if not file.again:
+                file.again = True
                 return
             raise FleetError(
-                f"{file.step.file.path} from {self._source.address} with sha256 {file.step.expected_sha256}",
-                file.sha256,
+                f"{file.step.file.path} from {self._source.address} with {difference[0]}",
+                f"{difference[1]}, twice",
                 "restore the file at the source, or make the source's manifest again if the change is wanted",
             )
+        file.sha256 = file.hashers[0].hexdigest()
         os.fsync(file.descriptor)
         os.close(file.descriptor)
         file.descriptor = -1

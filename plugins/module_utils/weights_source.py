@@ -27,12 +27,14 @@ class SourceFile:
         size_bytes: its size.
         fingerprint: changes whenever the source's file changes; tells whether what was learned earlier still holds.
         sha256: digest that the source itself states, None where it states none.
+        git_sha1: the same as the identity of a Git blob, for what a hub keeps outside its large-file store.
     """
 
     path: str
     size_bytes: int
     fingerprint: str
     sha256: str | None = None
+    git_sha1: str | None = None
 
 
 class Reader(Protocol):
@@ -83,8 +85,8 @@ class Directory:
 
     block_bytes = 4 * MIB
     TRIAL_BYTES = 1024 * MIB
-    _WINDOW_BLOCKS = 8
-    _TRIAL_BLOCKS = 128
+    _WINDOW_BLOCKS = 4
+    _TRIAL_BLOCKS = 32
 
     def __init__(self, directory: Path, exclude: Iterable[str] = (), read_mode: str = "auto") -> None:
         self.address = str(directory)
