@@ -30,6 +30,7 @@ from .errors import FleetError
 from .manifest import READY, FileRecord, Manifest, require_ready
 from .safetensors import check_model
 from .units import GIB, MIB, gib
+from .weights_http import Access, HttpFiles
 from .weights_source import Directory, Source, SourceFile
 
 LAST_SYSTEM_UID = 999
@@ -186,6 +187,17 @@ def published_listing(manifest: Manifest | None) -> dict[str, str]:
     return {
         path: _shown(record.size_bytes, record.sha256) for path, record in (manifest.files if manifest else {}).items()
     }
+
+
+def open_source(
+    address: str, exclude: Sequence[str], access: Access, files: Sequence[Mapping[str, object]] | None = None
+) -> Source:
+    """The source at `address`: `files` that somebody listed, an HTTP(S) mirror, or a directory."""
+    if files is not None:
+        return HttpFiles.signed(address, files, access)
+    if address.startswith(("http://", "https://")):
+        return HttpFiles.mirror(address, exclude, access)
+    return Directory(Path(address), exclude)
 
 
 def plan(source: Source, target: Target) -> Staging:

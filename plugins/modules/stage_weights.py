@@ -13,8 +13,11 @@ description:
   - Refuses before it writes when the source is no whole model, or room, inodes or RAM do not suffice.
 options:
   source:
-    description: Model directory to copy from. It must hold config.json and every shard that its index names.
-    type: path
+    description:
+      - Where the model comes from. It must hold config.json and every shard that its index names.
+      - A directory on the host; C(https://mirror/model) with a SHA256SUMS or READY; C(hf://organisation/model) with
+        I(revision) a commit; C(s3://bucket/prefix) with a SHA256SUMS.
+    type: str
     required: true
   path:
     description: Directory to publish the model at.
@@ -36,6 +39,46 @@ options:
     type: list
     elements: str
     default: []
+  token:
+    description: Bearer token for a hub or a mirror; servers that these redirect to do not get it.
+    type: str
+  hub_endpoint:
+    description: Address of a hub that is not the public one.
+    type: str
+  s3:
+    description: How a bucket is reached, with the keys endpoint, region, access_key and secret_key, each optional.
+    type: dict
+  timeout_s:
+    description: Longest silence on a connection, in seconds.
+    type: float
+    default: 60
+  attempts:
+    description: Tries in a row without one new byte before a server is given up.
+    type: int
+    default: 6
+  files:
+    description: What a hub or a bucket holds. Listed by the action plugin on the control machine; leave it out.
+    type: list
+    elements: dict
+    suboptions:
+      path:
+        description: Path below the model directory.
+        type: str
+        required: true
+      url:
+        description: Address to read it from.
+        type: str
+        required: true
+      size_bytes:
+        description: Its size.
+        type: int
+        required: true
+      sha256:
+        description: Its digest.
+        type: str
+      git_sha1:
+        description: Its identity as a Git blob.
+        type: str
   state_dir:
     description: Where digests are kept that were learned from a source that states none.
     type: path
@@ -109,20 +152,40 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
-from ansible_collections.llmops.fleet.plugins.module_utils.staging import Target, plan, published_listing, stage
+from ansible_collections.llmops.fleet.plugins.module_utils.staging import (
+    Target,
+    open_source,
+    plan,
+    published_listing,
+    stage,
+)
 from ansible_collections.llmops.fleet.plugins.module_utils.units import GIB
-from ansible_collections.llmops.fleet.plugins.module_utils.weights_source import Directory
+from ansible_collections.llmops.fleet.plugins.module_utils.weights_http import Access
 
 
 def main() -> None:
     module = AnsibleModule(
         {
-            "source": {"type": "path", "required": True},
+            "source": {"type": "str", "required": True},
             "path": {"type": "path", "required": True},
             "name": {"type": "str", "required": True},
             "revision": {"type": "str", "default": ""},
             "owner": {"type": "str"},
             "exclude": {"type": "list", "elements": "str", "default": []},
+            "token": {"type": "str", "no_log": True},
+            "timeout_s": {"type": "float", "default": 60.0},
+            "attempts": {"type": "int", "default": 6},
+            "files": {
+                "type": "list",
+                "elements": "dict",
+                "options": {
+                    "path": {"type": "str", "required": True},
+                    "url": {"type": "str", "required": True, "no_log": True},
+                    "size_bytes": {"type": "int", "required": True},
+                    "sha256": {"type": "str"},
+                    "git_sha1": {"type": "str"},
+                },
+            },
             "state_dir": {"type": "path", "default": "/var/lib/sglang"},
             "reserve_gib": {"type": "float", "default": 1.0},
             "tmpfs_gib": {"type": "float"},
@@ -133,7 +196,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     wanted = module.params
-    source = Directory(Path(wanted["source"]), wanted["exclude"])
+    access = Access(wanted["token"], wanted["timeout_s"], wanted["attempts"])
     target = Target(
         path=Path(wanted["path"]),
         name=wanted["name"],
@@ -147,6 +210,7 @@ def main() -> None:
         growable=wanted["growable"],
     )
     try:
+        source = open_source(wanted["source"], wanted["exclude"], access, wanted["files"])
         staging = plan(source, target)
         staged = None if module.check_mode else stage(source, target)
     except FleetError as error:
