@@ -34,5 +34,9 @@ test: setup ## Run all tests; the test hosts come and go with them
 check-flags: setup ## Render every profile for five releases against their flag lists
 	@$(STEP) "Check the flags" env PYTHONPATH=.collections python tests/check_flags.py
 
+render: setup ## Write what a deployment would put on each host of INVENTORY below OUT, and touch no host
+	@$(STEP) "Render" ansible-playbook -i $(or $(INVENTORY),$(error set INVENTORY)) playbooks/render.yml \
+		-e render_dir=$(abspath $(or $(OUT),$(error set OUT)))
+
 clean: ## Remove test hosts, their image, caches and the virtual environment
 	@tools/clean

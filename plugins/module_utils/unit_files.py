@@ -6,12 +6,17 @@ import hashlib
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .errors import FleetError
+from .flags import Argument, CommandLine, Launch
+from .flags import render as render_flags
 from .host_files import File
 from .instance import ARGUMENTS, CONFIG_DIR, ENVIRONMENT, RECORD, Instance
+from .intent import Intent
 from .releases import Release
 from .topology import Placement
+from .units import GB, GIB
 
 SYSTEMD_DIR = "/etc/systemd/system"
 SLICE_UNIT, ENGINE_UNIT = "sglang.slice", "sglang@.service"
@@ -20,6 +25,11 @@ PROBE_UNIT, PROBE_TIMER = "sglang-probe@.service", "sglang-probe@.timer"
 SELF_KILLING_BEFORE = Release(0, 5, 19)
 STOP_MARGIN_S = 60
 START_MARGIN_S = 120
+START_BASE_S = 600
+SLOWEST_TOKENS_PER_S = 20
+DEFAULT_LONGEST_TOKENS = 32768
+# Compilers of kernels at a first start on a GPU; loading on a CPU.
+COMPILE_BYTES = {"cuda": 16 * GIB, "cpu": 2 * GIB}
 GENERATED = "# Written by the deployment; changes here are lost with the next one.\n"
 
 
@@ -31,7 +41,7 @@ class Deployment:
         user, group: system user and group that the engines run as.
         accelerator: "cuda" or "cpu".
         release: SGLang release.
-        engine_root: directory of the versioned engines.
+        engine_path: directory of the engine's environment.
         host_tool: path of sglang-fleet on the host.
         model_path, served_model_name: what they serve.
         listen: address that they bind.
@@ -40,8 +50,10 @@ class Deployment:
         routers: `{"url": ..., "api_key_file": ...}` each.
         extra_args: further arguments of SGLang, as they are.
         environment: further environment variables.
-        start_timeout_s: longest time from start to the first token.
-        stop_timeout_s: longest time for requests in flight to finish and the engine to end.
+        start_timeout_s: longest time from start to the first token; None scales it by what must be loaded.
+        stop_timeout_s: longest time for requests in flight to finish and the engine to end; None scales it by the
+            longest sequence.
+        allow_known_bad: warn about combinations that are known to fail, instead of refusing them.
         restart_delay_s, start_limit: pause before systemd's own restart, and how many in a row are tried.
         warmup_requests: requests sent at once before a worker is registered.
         probe_interval_s: pause between two liveness checks.
@@ -53,7 +65,7 @@ class Deployment:
     group: str
     accelerator: str
     release: Release
-    engine_root: str
+    engine_path: str
     host_tool: str
     model_path: str
     served_model_name: str
@@ -63,8 +75,9 @@ class Deployment:
     routers: tuple[Mapping[str, str], ...] = ()
     extra_args: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    start_timeout_s: int = 900
-    stop_timeout_s: int = 900
+    start_timeout_s: int | None = None
+    stop_timeout_s: int | None = None
+    allow_known_bad: bool = False
     restart_delay_s: int = 10
     start_limit: int = 5
     warmup_requests: int = 8
@@ -79,7 +92,7 @@ class Deployment:
             raise FleetError(
                 "an address at which the routers reach this host", self.advertise, "set sglang_instances_advertise"
             )
-        if self.stop_timeout_s <= STOP_MARGIN_S:
+        if self.stop_timeout_s is not None and self.stop_timeout_s <= STOP_MARGIN_S:
             raise FleetError(
                 f"a stop time-out above {STOP_MARGIN_S} s", f"{self.stop_timeout_s} s", "raise the stop time-out"
             )
@@ -87,6 +100,80 @@ class Deployment:
             list(map(ipaddress.ip_network, self.networks))
         except ValueError as error:
             raise FleetError("networks such as 10.0.0.0/8", str(error), "correct sglang_instances_networks") from error
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the plan says of one instance.
+
+    Attributes:
+        intent: complete settings.
+        host_ram_bytes: what it takes of the host's RAM, tmpfs not counted.
+        loaded_bytes: weights and host pools, which a start has to fill.
+        numbers: the plan's own, by "gpu" and "host".
+    """
+
+    intent: Intent
+    host_ram_bytes: int
+    loaded_bytes: int
+    numbers: Mapping[str, Any]
+
+    @classmethod
+    def from_mapping(cls, planned: Mapping[str, Any]) -> Planned:
+        """Read one of the instances that capacity_plan returns."""
+        host, gpu = planned["host"], planned["gpu"] or {}
+        ranks = len(planned["gpus"])
+        pools_gb = host["hicache_kv_gb"] + host["hicache_state_gb"] + host["hicache_draft_gb"]
+        pools_bytes = round(ranks * pools_gb * GB)
+        weights_gib = gpu.get("weights_gib", 0) + gpu.get("draft_gib", 0)
+        return cls(
+            intent=Intent.from_mapping(planned["intent"]),
+            host_ram_bytes=pools_bytes + round(host["rss_gib"] * GIB),
+            loaded_bytes=pools_bytes + round(ranks * weights_gib * GIB),
+            numbers={"gpu": planned["gpu"], "host": host},
+        )
+
+    def memory_ceiling_bytes(self, accelerator: str) -> int:
+        """MemoryMax= of its unit: the plan, and room for what is compiled at a first start."""
+        return self.host_ram_bytes + COMPILE_BYTES[accelerator]
+
+    def start_timeout_s(self) -> int:
+        """Time to the first token: imports and kernels, then weights and pools at a GB in two seconds."""
+        return START_BASE_S + round(self.loaded_bytes / GB * 2)
+
+    def stop_timeout_s(self) -> int:
+        """Time to finish the longest sequence at SLOWEST_TOKENS_PER_S."""
+        longest = self.intent.context_length or self.intent.tokens_per_request or DEFAULT_LONGEST_TOKENS
+        return STOP_MARGIN_S + longest // SLOWEST_TOKENS_PER_S
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """What the plan says of a host: its instances by name, and the RAM in bytes that must stay free."""
+
+    instances: Mapping[str, Planned]
+    reserve_bytes: int
+
+    @classmethod
+    def from_mapping(cls, plan: Mapping[str, Any]) -> HostPlan:
+        """Read the result of capacity_plan. Raises FleetError for anything else and for a plan that does not fit."""
+        try:
+            if not plan["fits"]:
+                raise FleetError("a plan that fits", "; ".join(plan["problems"]), "change the intent as it says")
+            return cls(
+                {planned["name"]: Planned.from_mapping(planned) for planned in plan["instances"]},
+                round(plan["host"]["parts_gib"]["reserve"] * GIB),
+            )
+        except (KeyError, TypeError) as error:
+            raise FleetError("the result of capacity_plan", f"a plan without {error}", "pass it unchanged") from error
+
+    def of(self, placement: Placement) -> Planned:
+        """The plan of one instance. Raises FleetError where the plan was made for other GPUs."""
+        if placement.name not in self.instances:
+            raise FleetError(
+                f"a plan for instance {placement.name}", f"one for {', '.join(self.instances)}", "plan the same GPUs"
+            )
+        return self.instances[placement.name]
 
 
 def _sections(*sections: tuple[str, Iterable[tuple[str, object]]]) -> str:
@@ -137,9 +224,9 @@ def _network(deployment: Deployment) -> tuple[tuple[str, str], ...]:
     )
 
 
-def engine_unit(deployment: Deployment) -> str:
+def engine_unit(deployment: Deployment, start_timeout_s: int, stop_timeout_s: int) -> str:
     """The template `sglang@.service`; what differs between instances is in their drop-ins."""
-    tool, start_s = deployment.host_tool, deployment.start_timeout_s + START_MARGIN_S
+    tool, start_s = deployment.host_tool, start_timeout_s + START_MARGIN_S
     return _sections(
         (
             "Unit",
@@ -174,7 +261,7 @@ def engine_unit(deployment: Deployment) -> str:
                 ("RestartSec", deployment.restart_delay_s),
                 ("RestartPreventExitStatus", "2 78"),
                 ("TimeoutStartSec", start_s),
-                ("TimeoutStopSec", deployment.stop_timeout_s),
+                ("TimeoutStopSec", stop_timeout_s),
                 ("KillMode", "mixed"),
                 ("OOMPolicy", "stop"),
                 ("OOMScoreAdjust", 500),
@@ -198,17 +285,17 @@ def engine_unit(deployment: Deployment) -> str:
     )
 
 
-def drop_in(deployment: Deployment, placement: Placement, host_ram_bytes: int = 0) -> str:
+def drop_in(deployment: Deployment, placement: Placement, planned: Planned) -> str:
     """What differs between instances: device nodes, memory, NUMA node."""
     directives: list[tuple[str, object]] = []
     if deployment.accelerator == "cpu":
         directives.append(("PrivateDevices", "yes"))
     directives += [("DeviceAllow", f"{node} rw") for node in device_nodes(deployment, placement)]
-    if host_ram_bytes:
-        directives += [("MemoryHigh", host_ram_bytes * 11 // 10), ("MemoryMax", host_ram_bytes * 5 // 4)]
-    nodes = sorted({gpu.numa_node for gpu in placement.gpus if gpu.numa_node is not None})
+    ceiling_bytes = planned.memory_ceiling_bytes(deployment.accelerator)
+    directives += [("MemoryHigh", (planned.host_ram_bytes + ceiling_bytes) // 2), ("MemoryMax", ceiling_bytes)]
+    nodes = _numa_nodes(placement)
     if nodes:
-        directives += [("NUMAPolicy", "bind"), ("NUMAMask", ",".join(map(str, nodes)))]
+        directives += [("NUMAPolicy", "bind"), ("NUMAMask", ",".join(map(str, sorted(set(nodes)))))]
     cpus = sorted({gpu.cpus for gpu in placement.gpus if gpu.cpus})
     if cpus:
         directives.append(("CPUAffinity", " ".join(cpus)))
@@ -216,6 +303,12 @@ def drop_in(deployment: Deployment, placement: Placement, host_ram_bytes: int = 
         # These releases end a clean stop by SIGKILLing themselves; a crash by SIGKILL is still restarted.
         directives += [("SuccessExitStatus", "SIGKILL"), ("RestartForceExitStatus", "SIGKILL")]
     return _sections(("Service", directives))
+
+
+def _numa_nodes(placement: Placement) -> tuple[int, ...]:
+    """NUMA node of each GPU; empty where one is unknown."""
+    nodes = tuple(gpu.numa_node for gpu in placement.gpus if gpu.numa_node is not None)
+    return nodes if len(nodes) == len(placement.gpus) else ()
 
 
 def device_nodes(deployment: Deployment, placement: Placement) -> tuple[str, ...]:
@@ -231,11 +324,12 @@ def device_nodes(deployment: Deployment, placement: Placement) -> tuple[str, ...
     )
 
 
-def slice_unit(ceiling_bytes: int = 0) -> str:
-    """The slice of all engines; with a ceiling no engine, nor all together, takes more RAM than planned."""
-    limits: list[tuple[str, object]] = [("MemoryMax", ceiling_bytes)] if ceiling_bytes else []
+def slice_unit(accelerator: str, planned: Iterable[Planned]) -> str:
+    """The slice of all engines: together they take what is planned, and compile kernels for one of them at a time."""
+    ceiling_bytes = sum(instance.host_ram_bytes for instance in planned) + COMPILE_BYTES[accelerator]
     return _sections(
-        ("Unit", (("Description", "All SGLang engines of this host"),)), ("Slice", (*limits, ("MemorySwapMax", 0)))
+        ("Unit", (("Description", "All SGLang engines of this host"),)),
+        ("Slice", (("MemoryMax", ceiling_bytes), ("MemorySwapMax", 0))),
     )
 
 
@@ -279,48 +373,18 @@ def probe_units(deployment: Deployment) -> tuple[str, str]:
     return service, timer
 
 
-def instance_of(
-    deployment: Deployment, placement: Placement, unit_sha256: str, host_ram_bytes: int = 0, host_reserve_bytes: int = 0
-) -> Instance:
-    """The record of one instance."""
-    return Instance(
-        name=placement.name,
-        gpus=tuple(gpu.index for gpu in placement.gpus),
-        gpu_uuids=uuids if any(uuids := tuple(gpu.uuid or "" for gpu in placement.gpus)) else (),
-        device_nodes=device_nodes(deployment, placement),
-        accelerator=deployment.accelerator,
-        port=placement.port,
-        nccl_port=placement.nccl_port,
-        url=url(deployment.advertise, placement.port),
-        local_url=url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(deployment.listen, deployment.listen), placement.port),
-        engine_version=str(deployment.release),
-        python=f"{deployment.engine_root}/{deployment.release}/bin/python",
-        model_path=deployment.model_path,
-        served_model_name=deployment.served_model_name,
-        routers=deployment.routers,
-        start_timeout_s=deployment.start_timeout_s,
-        drain_timeout_s=deployment.stop_timeout_s - STOP_MARGIN_S,
-        warmup_requests=deployment.warmup_requests,
-        probe_timeout_s=deployment.probe_timeout_s,
-        probe_failures=deployment.probe_failures,
-        host_ram_bytes=host_ram_bytes,
-        host_reserve_bytes=host_reserve_bytes,
-        unit_sha256=unit_sha256,
-    )
-
-
 def url(address: str, port: int) -> str:
     """Base URL of a service at an IPv4 or IPv6 address or host name."""
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
-def arguments_text(arguments: Iterable[tuple[str, str]]) -> str:
-    """The text of an `args` file from (argument, why) pairs. Raises FleetError for one that does not fit a line."""
+def arguments_text(arguments: Iterable[Argument]) -> str:
+    """The text of an `args` file. Raises FleetError for an argument that does not fit a line."""
     lines = [GENERATED.rstrip("\n"), "# One argument of sglang.launch_server to a line."]
-    for argument, why in arguments:
-        if "\n" in argument or argument != argument.strip() or argument.startswith("#") or not argument:
-            raise FleetError("arguments of one line each", repr(argument), "correct sglang_instances_extra_args")
-        lines += [f"# {why}", argument]
+    for argument in arguments:
+        if "\n" in argument.text or argument.text != argument.text.strip() or argument.text[:1] in ("", "#"):
+            raise FleetError("arguments of one line each", repr(argument.text), "correct sglang_instances_extra_args")
+        lines += [f"# {argument.why}", argument.text]
     return "\n".join(lines) + "\n"
 
 
@@ -339,59 +403,96 @@ def environment_text(variables: Iterable[tuple[str, str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render(deployment: Deployment, placements: Sequence[Placement]) -> tuple[File, ...]:
-    """Every file of the host's engines, in the order in which they are written."""
-    unit = engine_unit(deployment)
+def command_line(deployment: Deployment, placement: Placement, planned: Planned) -> CommandLine:
+    """What the engine is started with; the flags of this release, the GPUs of this instance."""
+    launch = Launch(
+        model_path=deployment.model_path,
+        served_model_name=deployment.served_model_name,
+        host=deployment.listen,
+        port=placement.port,
+        nccl_port=placement.nccl_port,
+        accelerator=deployment.accelerator,
+        extra_args=deployment.extra_args,
+        environment=deployment.environment,
+        cache_dir=f"{CACHE_DIR}/{deployment.engine_path.rpartition('/')[2]}",
+        numa_nodes=_numa_nodes(placement),
+    )
+    rendered = render_flags(planned.intent, deployment.release, launch, deployment.allow_known_bad)
+    if deployment.accelerator == "cpu":
+        return rendered
+    gpus = (
+        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "indices as nvidia-smi numbers them"),
+        (
+            "CUDA_VISIBLE_DEVICES",
+            ",".join(str(gpu.index) for gpu in placement.gpus),
+            "by index: UUIDs crash some releases; counted from 0 at start where the device fence leaves only these",
+        ),
+    )
+    return CommandLine(rendered.arguments, (*rendered.environment, *gpus), rendered.warnings)
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """All files of a host's engines in the order in which they are written, and warnings for people."""
+
+    files: tuple[File, ...]
+    warnings: tuple[str, ...]
+    start_timeout_s: int
+
+
+def render(deployment: Deployment, placements: Sequence[Placement], plan: HostPlan) -> Rendering:
+    """Every file of the host's engines. Raises FleetError for what no release or host would take."""
+    shares = [plan.of(placement) for placement in placements]
+    start_s = deployment.start_timeout_s or max(share.start_timeout_s() for share in shares)
+    stop_s = deployment.stop_timeout_s or max(share.stop_timeout_s() for share in shares)
+    unit = engine_unit(deployment, start_s, stop_s)
     probe, timer = probe_units(deployment)
     files = [
-        File(f"{SYSTEMD_DIR}/{SLICE_UNIT}", slice_unit()),
+        File(f"{SYSTEMD_DIR}/{SLICE_UNIT}", slice_unit(deployment.accelerator, shares)),
         File(f"{SYSTEMD_DIR}/{ENGINE_UNIT}", unit),
         File(f"{SYSTEMD_DIR}/{PROBE_UNIT}", probe),
         File(f"{SYSTEMD_DIR}/{PROBE_TIMER}", timer),
     ]
-    for placement in placements:
-        own = drop_in(deployment, placement)
-        record = instance_of(deployment, placement, hashlib.sha256((unit + own).encode()).hexdigest())
-        directory = f"{CONFIG_DIR}/{placement.name}"
+    warnings: list[str] = []
+    for placement, share in zip(placements, shares, strict=True):
+        own = drop_in(deployment, placement, share)
+        line = command_line(deployment, placement, share)
+        warnings += line.warnings
+        uuids = tuple(gpu.uuid or "" for gpu in placement.gpus)
+        record = Instance(
+            name=placement.name,
+            gpus=tuple(gpu.index for gpu in placement.gpus),
+            gpu_uuids=uuids if any(uuids) else (),
+            device_nodes=device_nodes(deployment, placement),
+            accelerator=deployment.accelerator,
+            port=placement.port,
+            nccl_port=placement.nccl_port,
+            url=url(deployment.advertise, placement.port),
+            local_url=url(
+                {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(deployment.listen, deployment.listen), placement.port
+            ),
+            engine_version=str(deployment.release),
+            python=f"{deployment.engine_path}/bin/python",
+            model_path=deployment.model_path,
+            served_model_name=deployment.served_model_name,
+            routers=deployment.routers,
+            start_timeout_s=start_s,
+            drain_timeout_s=stop_s - STOP_MARGIN_S,
+            warmup_requests=deployment.warmup_requests,
+            probe_timeout_s=deployment.probe_timeout_s,
+            probe_failures=deployment.probe_failures,
+            host_ram_bytes=share.host_ram_bytes,
+            host_reserve_bytes=plan.reserve_bytes,
+            unit_sha256=hashlib.sha256((unit + own).encode()).hexdigest(),
+            planned=share.numbers,
+        )
         files.append(File(f"{SYSTEMD_DIR}/{placement.unit}.d/instance.conf", own))
         files += [
-            File(f"{directory}/{name}", text, 0o640, deployment.group)
+            File(f"{CONFIG_DIR}/{placement.name}/{name}", text, 0o640, deployment.group)
             for name, text in (
-                (ARGUMENTS, arguments_text(_arguments(deployment, placement))),
-                (ENVIRONMENT, environment_text(_environment(deployment, placement))),
+                (ARGUMENTS, arguments_text(line.arguments)),
+                (ENVIRONMENT, environment_text(line.environment)),
                 (RECORD, record.to_json()),
             )
         ]
-    return tuple(files)
-
-
-def _arguments(deployment: Deployment, placement: Placement) -> list[tuple[str, str]]:
-    return [
-        (f"--model-path={deployment.model_path}", "the staged model"),
-        (f"--served-model-name={deployment.served_model_name}", "the name that clients ask for"),
-        (f"--host={deployment.listen}", "address to bind"),
-        (f"--port={placement.port}", "from the GPU's index"),
-        (f"--nccl-port={placement.nccl_port}", "from the GPU's index"),
-        ("--enable-metrics", "requests in flight are counted before a stop"),
-        *((argument, "as given in the inventory") for argument in deployment.extra_args),
-    ]
-
-
-def _environment(deployment: Deployment, placement: Placement) -> list[tuple[str, str, str]]:
-    cache = f"{CACHE_DIR}/{deployment.release}"
-    variables = [
-        ("HOME", CACHE_DIR, "the engine's user has no home directory"),
-        ("XDG_CACHE_HOME", cache, "compiled kernels outlive a restart, apart for each release"),
-        ("TRITON_CACHE_DIR", f"{cache}/triton", "compiled kernels outlive a restart, apart for each release"),
-        ("CUDA_CACHE_PATH", f"{cache}/cuda", "compiled kernels outlive a restart, apart for each release"),
-        ("PYTHONUNBUFFERED", "1", "the journal shows lines when they are written"),
-    ]
-    if deployment.accelerator == "cuda":
-        indices = ",".join(str(gpu.index) for gpu in placement.gpus)
-        variables += [
-            ("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "indices as nvidia-smi numbers them"),
-            ("CUDA_VISIBLE_DEVICES", indices, "this instance's GPUs, by index: UUIDs crash some releases"),
-        ]
-    return variables + [
-        (name, str(value), "as given in the inventory") for name, value in sorted(deployment.environment.items())
-    ]
+    return Rendering(tuple(files), tuple(dict.fromkeys(warnings)), start_s)

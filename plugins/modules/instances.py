@@ -52,10 +52,18 @@ options:
     description: SGLang release.
     type: str
     required: true
-  engine_root:
-    description: Directory of the versioned engines.
+  engine_path:
+    description: Directory of the engine's environment, which has C(bin/python).
     type: path
     required: true
+  plan:
+    description: The result of M(llmops.fleet.capacity_plan) for these GPUs, made with C(resolve).
+    type: dict
+    required: true
+  allow_known_bad:
+    description: Warn about combinations that are known to fail, instead of refusing them.
+    type: bool
+    default: false
   model_path:
     description: Directory of the staged model.
     type: path
@@ -100,13 +108,13 @@ options:
     type: dict
     default: {}
   start_timeout_s:
-    description: Longest time in seconds from a start to its first token.
+    description: Longest time in seconds from a start to its first token; scaled by what must be loaded where absent.
     type: int
-    default: 900
   stop_timeout_s:
-    description: Longest time in seconds for requests in flight to finish and the engine to end.
+    description: >-
+      Longest time in seconds for requests in flight to finish and the engine to end; scaled by the longest sequence
+      where absent.
     type: int
-    default: 900
   restart_delay_s:
     description: Seconds that systemd waits before it restarts an engine that ended.
     type: int
@@ -153,7 +161,8 @@ EXAMPLES = r"""
     group: sglang
     host_tool: /usr/local/bin/sglang-fleet
     engine_version: 0.5.23
-    engine_root: /opt/sglang
+    engine_path: /opt/sglang/0.5.23
+    plan: "{{ plan }}"
     model_path: /dev/shm/sglang/Qwen3.6-27B
     served_model_name: Qwen3.6-27B
 """
@@ -165,6 +174,10 @@ instances:
   type: list
   elements: dict
   sample: [{name: "0", unit: sglang@0.service, url: "http://127.0.0.1:30000"}]
+start_timeout_s:
+  description: Longest time in seconds that a start may take.
+  returned: success
+  type: int
 stale:
   description: Instances that run with another configuration than the wanted one.
   returned: success
@@ -184,7 +197,7 @@ from ansible_collections.llmops.fleet.plugins.module_utils.deploy import apply
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
 from ansible_collections.llmops.fleet.plugins.module_utils.releases import Release
 from ansible_collections.llmops.fleet.plugins.module_utils.topology import place
-from ansible_collections.llmops.fleet.plugins.module_utils.unit_files import Deployment, render, url
+from ansible_collections.llmops.fleet.plugins.module_utils.unit_files import Deployment, HostPlan, render, url
 
 LAYOUT = {
     "gpus": {"type": "list", "elements": "raw", "required": True},
@@ -198,7 +211,8 @@ DEPLOYMENT = {
     "group": {"type": "str", "required": True},
     "host_tool": {"type": "path", "required": True},
     "accelerator": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
-    "engine_root": {"type": "path", "required": True},
+    "engine_path": {"type": "path", "required": True},
+    "allow_known_bad": {"type": "bool", "default": False},
     "model_path": {"type": "path", "required": True},
     "served_model_name": {"type": "str", "required": True},
     "listen": {"type": "str", "default": "127.0.0.1"},
@@ -207,8 +221,8 @@ DEPLOYMENT = {
     "routers": {"type": "list", "elements": "dict", "default": [], "options": ROUTER},
     "extra_args": {"type": "list", "elements": "str", "default": []},
     "environment": {"type": "dict", "default": {}},
-    "start_timeout_s": {"type": "int", "default": 900},
-    "stop_timeout_s": {"type": "int", "default": 900},
+    "start_timeout_s": {"type": "int"},
+    "stop_timeout_s": {"type": "int"},
     "restart_delay_s": {"type": "int", "default": 10},
     "start_limit": {"type": "int", "default": 5},
     "warmup_requests": {"type": "int", "default": 8},
@@ -225,6 +239,7 @@ def main() -> None:
             **LAYOUT,
             **DEPLOYMENT,
             "engine_version": {"type": "str", "required": True},
+            "plan": {"type": "dict", "required": True},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,
@@ -235,19 +250,22 @@ def main() -> None:
             release=Release.parse(module.params["engine_version"]),
             **{key: tuple(value) if isinstance(value := module.params[key], list) else value for key in DEPLOYMENT},
         )
-        files = render(deployment, placements)
-        rendered = apply(files, placements, root=Path(module.params["root"]), check=module.check_mode)
+        rendering = render(deployment, placements, HostPlan.from_mapping(module.params["plan"]))
+        written = apply(rendering.files, placements, root=Path(module.params["root"]), check=module.check_mode)
     except FleetError as error:
         module.fail_json(msg=str(error))
+    for warning in rendering.warnings:
+        module.warn(warning)
     module.exit_json(
-        changed=bool(rendered.changes),
-        diff=[change.diff() for change in rendered.changes],
+        changed=bool(written.changes),
+        diff=[change.diff() for change in written.changes],
         instances=[
             {"name": placement.name, "unit": placement.unit, "url": url(deployment.advertise, placement.port)}
             for placement in placements
         ],
-        stale=list(rendered.stale),
-        obsolete=list(rendered.obsolete),
+        start_timeout_s=rendering.start_timeout_s,
+        stale=list(written.stale),
+        obsolete=list(written.obsolete),
     )
 
 
