@@ -122,14 +122,11 @@ class Planned:
     def from_mapping(cls, planned: Mapping[str, Any]) -> Planned:
         """Read one of the instances that capacity_plan returns."""
         host, gpu = planned["host"], planned["gpu"] or {}
-        ranks = len(planned["gpus"])
-        pools_gb = host["hicache_kv_gb"] + host["hicache_state_gb"] + host["hicache_draft_gb"]
-        pools_bytes = round(ranks * pools_gb * GB)
         weights_gib = gpu.get("weights_gib", 0) + gpu.get("draft_gib", 0)
         return cls(
             intent=Intent.from_mapping(planned["intent"]),
-            host_ram_bytes=pools_bytes + round(host["rss_gib"] * GIB),
-            loaded_bytes=pools_bytes + round(ranks * weights_gib * GIB),
+            host_ram_bytes=round(host["ram_gib"] * GIB),
+            loaded_bytes=round((host["ram_gib"] - host["rss_gib"] + len(planned["gpus"]) * weights_gib) * GIB),
             numbers={"gpu": planned["gpu"], "host": host},
         )
 

@@ -33,7 +33,7 @@ def planned(name, gpus=(0,), **intent):
         "gpus": list(gpus),
         "intent": {"context_length": 16384, "max_running_requests": 8, **intent},
         "gpu": {"weights_gib": 50, "draft_gib": 1},
-        "host": {"hicache_kv_gb": 20, "hicache_state_gb": 10, "hicache_draft_gb": 0, "rss_gib": 4},
+        "host": {"rss_gib": 4, "ram_gib": 4 + 28 * len(gpus)},
     }
 
 
@@ -79,7 +79,7 @@ def test_an_instance_gets_the_device_nodes_the_memory_and_the_node_of_its_gpu():
     assert three["DeviceAllow"] == [
         f"{node} rw" for node in ("/dev/nvidia5", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
     ]
-    need_bytes = 30 * 10**9 + 4 * GIB
+    need_bytes = 32 * GIB
     assert three["MemoryMax"] == [str(need_bytes + 16 * GIB)]
     assert three["MemoryHigh"] == [str(need_bytes + 8 * GIB)]
     assert (three["NUMAPolicy"], three["NUMAMask"]) == (["bind"], ["1"])
@@ -90,7 +90,7 @@ def test_an_instance_gets_the_device_nodes_the_memory_and_the_node_of_its_gpu():
 
 def test_all_engines_together_have_a_ceiling_from_the_plan():
     slice_unit = directives(render()[f"{SYSTEMD}/sglang.slice"])
-    assert slice_unit["MemoryMax"] == [str(2 * (30 * 10**9 + 4 * GIB) + 16 * GIB)]
+    assert slice_unit["MemoryMax"] == [str((2 * 32 + 16) * GIB)]
 
 
 def test_ranks_of_a_tensor_parallel_instance_share_one_unit():
@@ -102,7 +102,7 @@ def test_ranks_of_a_tensor_parallel_instance_share_one_unit():
     assert drop_in["DeviceAllow"][:2] == ["/dev/nvidia0 rw", "/dev/nvidia5 rw"]
     record = Instance.from_json(files[f"{ETC}/0-3/instance.json"])
     assert (record.gpus, record.gpu_uuids) == ((0, 3), ("", "GPU-3"))
-    assert record.host_ram_bytes == 2 * 30 * 10**9 + 4 * GIB
+    assert record.host_ram_bytes == 60 * GIB
 
 
 def test_a_cpu_engine_has_no_device():
@@ -123,7 +123,7 @@ def test_a_clean_stop_by_sigkill_is_expected_of_old_releases_alone(release, expe
 
 def test_time_outs_grow_with_what_is_loaded_and_with_the_longest_sequence():
     unit = directives(render()[f"{SYSTEMD}/sglang@.service"])
-    loaded_gb = 30 + 51 * GIB / 1e9
+    loaded_gb = (28 + 51) * GIB / 1e9
     assert unit["TimeoutStartSec"] == [str(600 + round(loaded_gb * 2) + 120)]
     assert unit["TimeoutStopSec"] == [str(60 + 16384 // 20)]
     unit = directives(render(replace(DEPLOYMENT, start_timeout_s=30, stop_timeout_s=90))[f"{SYSTEMD}/sglang@.service"])
