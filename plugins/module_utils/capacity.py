@@ -38,6 +38,7 @@ class Request:
     draft_gib: float | None
     accelerator: str
     resolve: bool
+    allow_known_bad: bool
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Request:
@@ -64,6 +65,7 @@ class Request:
             draft_gib=given.get("draft_gib"),
             accelerator=accelerator,
             resolve=bool(given.get("resolve")),
+            allow_known_bad=bool(given.get("allow_known_bad")),
         )
 
     def plan(self, profile: str | None = None) -> Plan:
@@ -78,6 +80,7 @@ class Request:
             draft_gib=self.draft_gib,
             accelerator=self.accelerator,
             resolve=self.resolve,
+            allow_known_bad=self.allow_known_bad,
         )
 
     def described(self, profile: str) -> dict[str, Any]:

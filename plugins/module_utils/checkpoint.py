@@ -88,6 +88,10 @@ class Linear:
         heads = self.value_heads // tensor_parallel
         return self.layers * heads * self.value_dim * self.key_dim * DTYPE_BYTES[dtype or self.ssm_dtype]
 
+    def slot_bytes(self, tensor_parallel: int, dtype: str | None) -> int:
+        """One slot of the state cache on one rank, in bytes."""
+        return self.conv_bytes(tensor_parallel) + self.ssm_bytes(tensor_parallel, dtype)
+
 
 @dataclass(frozen=True)
 class Weights:

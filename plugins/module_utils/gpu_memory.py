@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .checkpoint import MLA, Checkpoint
@@ -22,6 +22,8 @@ from .units import GIB, MIB
 
 DEFAULT_STATE_RATIO = 0.9
 DEFAULT_SPECULATIVE_REQUESTS = 48
+# From here on GPUs of 20 to 35 GiB get larger chunks and graphs by default.
+_LARGER_SMALL_GPUS = Release(0, 5, 20)
 _RADIX_SLOTS = {"no_buffer": 3, "extra_buffer": 5, "extra_buffer_lazy": 4}
 
 # Above this share nothing is left for the CUDA graphs of even one request.
@@ -199,38 +201,43 @@ class GpuBudget:
         return self.slack_bytes - self.draft_kv_bytes - self.graph_bytes + self.returned_bytes
 
 
-def chunked_prefill_tokens(total_mib: int) -> int:
+def chunked_prefill_tokens(total_mib: int, release: Release) -> int:
     """SGLang's default chunked_prefill_size for a GPU of this size."""
-    if total_mib < 20 * 1024:
-        return 2048
+    if total_mib < 35 * 1024:
+        return 2048 if total_mib < 20 * 1024 or release < _LARGER_SMALL_GPUS else 4096
     if total_mib < 60 * 1024:
         return 4096
     return 8192 if total_mib < 160 * 1024 else 16384
 
 
-def activation_bytes(total_mib: int) -> int:
-    """SGLang's own allowance for activations and metadata: 512 MiB and 1.5 MiB per token of a prefill chunk."""
-    return round((512 + 1.5 * chunked_prefill_tokens(total_mib)) * MIB)
-
-
-def default_mem_fraction(checkpoint: Checkpoint, release: Release, intent: Intent, total_mib: int) -> float:
-    """mem_fraction_static that SGLang takes when none is given."""
-    behaviour = memory_behaviour(release)
-    chunk = chunked_prefill_tokens(total_mib)
+def decode_graph_batch(total_mib: int, release: Release, intent: Intent) -> int:
+    """The largest batch that SGLang captures decode graphs for by default."""
     many_ranks = intent.tensor_parallel >= 4
     if total_mib < 20 * 1024:
         batch = 8
     elif total_mib < 35 * 1024:
-        chunk, small = (4096, 48) if release >= Release(0, 5, 20) else (2048, 24)
-        batch = (160 if release >= Release(0, 5, 20) else 80) if many_ranks else small
+        batch = (80 if many_ranks else 24) if release < _LARGER_SMALL_GPUS else 160 if many_ranks else 48
     elif total_mib < 60 * 1024:
         batch = 160 if many_ranks else 32
     elif total_mib < 160 * 1024:
         batch = 512 if many_ranks else 256
     else:
         batch = 512
-    if behaviour.graph_batch_follows_requests and intent.max_running_requests is not None:
+    if memory_behaviour(release).graph_batch_follows_requests and intent.max_running_requests is not None:
         batch = min(batch, intent.max_running_requests)
+    return batch
+
+
+def activation_bytes(total_mib: int, release: Release) -> int:
+    """SGLang's own allowance for activations and metadata: 512 MiB and 1.5 MiB per token of a prefill chunk."""
+    return round((512 + 1.5 * chunked_prefill_tokens(total_mib, release)) * MIB)
+
+
+def default_mem_fraction(checkpoint: Checkpoint, release: Release, intent: Intent, total_mib: int) -> float:
+    """mem_fraction_static that SGLang takes when none is given."""
+    behaviour = memory_behaviour(release)
+    chunk = chunked_prefill_tokens(total_mib, release)
+    batch = decode_graph_batch(total_mib, release, intent)
     reserve_mib = 512 + 1.5 * chunk + 2 * batch + intent.tensor_parallel / 8 * 1024
     reserve_mib += 1.5 * 1024 if checkpoint.family == MLA else 8 * _prefill_graphs(chunk)
     if total_mib > 60 * 1024:
@@ -299,11 +306,8 @@ def allocate(
     slots_per_request = _RADIX_SLOTS[strategy] if intent.prefix_reuse else 1
 
     slots = slot_bytes = 0
-    ssm_bytes = conv_bytes = 0
     if checkpoint.linear is not None:
-        ssm_bytes = checkpoint.linear.ssm_bytes(intent.tensor_parallel, intent.state_dtype)
-        conv_bytes = checkpoint.linear.conv_bytes(intent.tensor_parallel)
-        slot_bytes = ssm_bytes + conv_bytes
+        slot_bytes = checkpoint.linear.slot_bytes(intent.tensor_parallel, intent.state_dtype)
         if rest_gib > 0:
             slots, rest_gib, problem = _size_states(
                 behaviour.era, intent, rest_gib, slot_bytes, slots_per_request, requests_cap, drafts
@@ -326,12 +330,7 @@ def allocate(
             )
         )
 
-    context = intent.context_length or checkpoint.context_length
-    estimate = max(2048, min(4096, int(tokens / context * 512)))
-    if requests_cap is None:
-        requests = min(estimate, tokens // 2)
-    else:
-        requests = min(requests_cap, tokens // 2 if behaviour.requests_bounded_by_tokens else estimate)
+    requests = _running_requests(checkpoint, behaviour, intent, requests_cap, tokens)
     if checkpoint.linear is not None:
         requests = min(requests, slots // slots_per_request)
         if requests <= 0 and not problems:
@@ -343,17 +342,10 @@ def allocate(
                 )
             )
     requests = requests if tokens > 0 else 0
-
-    intermediate_bytes = 0
-    if drafts and checkpoint.linear is not None:
-        windows = float(drafts)
-        if behaviour.deduplicated_conv_windows and intent.mtp is not None and intent.mtp.topk == 1:
-            kernel = checkpoint.linear.conv_kernel
-            windows = (drafts + kernel - 2) / (kernel - 1)
-        intermediate_bytes = (requests + 1) * round(drafts * ssm_bytes + windows * conv_bytes)
     draft_token_bytes = checkpoint.draft_kv_token_bytes(intent.kv_dtype, intent.tensor_parallel) if drafts else 0
-    graphs_gib = _GRAPH_BASE_GIB + _GRAPH_REQUEST_GIB * requests
-    return GpuBudget(
+    captured = min(requests, decode_graph_batch(total_mib, release, intent))
+    graphs_gib = _GRAPH_BASE_GIB + _GRAPH_REQUEST_GIB * captured
+    budget = GpuBudget(
         total_bytes=total_mib * MIB,
         free_bytes=round(free_gib * GIB),
         mem_fraction_static=fraction,
@@ -366,7 +358,7 @@ def allocate(
         weights_bytes=round(weights.target_gib * GIB),
         draft_bytes=round(weights.draft_gib * GIB),
         state_bytes=(slots + 1) * slot_bytes,
-        intermediate_bytes=intermediate_bytes,
+        intermediate_bytes=(requests + 1) * _intermediate_bytes(checkpoint, behaviour, intent),
         kv_bytes=(tokens + page) * token_bytes,
         draft_kv_bytes=(tokens + page) * draft_token_bytes,
         graph_bytes=round(graphs_gib * (_GRAPH_DRAFT_FACTOR if drafts else 1) * GIB),
@@ -376,6 +368,38 @@ def allocate(
         minimum_fraction=minimum_fraction,
         problems=tuple(problems),
     )
+    if budget.problems or budget.spare_bytes > 0:
+        return budget
+    outside = FleetError(
+        f"{(budget.draft_kv_bytes + budget.graph_bytes - budget.returned_bytes) / GIB:.1f} GiB beside the pools for "
+        "graphs and the draft's KV",
+        f"{budget.slack_bytes / GIB:.1f} GiB of slack at mem_fraction_static {fraction:g}",
+        "lower mem_fraction_static",
+    )
+    return replace(budget, problems=(outside,))
+
+
+def _running_requests(
+    checkpoint: Checkpoint, behaviour: MemoryBehaviour, intent: Intent, requests_cap: int | None, tokens: int
+) -> int:
+    """Requests that the KV tokens allow, before the state cache has its say."""
+    context = intent.context_length or checkpoint.context_length
+    estimate = max(2048, min(4096, int(tokens / context * 512)))
+    if requests_cap is None:
+        return min(estimate, tokens // 2)
+    return min(requests_cap, tokens // 2 if behaviour.requests_bounded_by_tokens else estimate)
+
+
+def _intermediate_bytes(checkpoint: Checkpoint, behaviour: MemoryBehaviour, intent: Intent) -> int:
+    """States of the unverified draft tokens of one request."""
+    if intent.mtp is None or checkpoint.linear is None:
+        return 0
+    drafts, kernel = intent.mtp.draft_tokens, checkpoint.linear.conv_kernel
+    windows = float(drafts)
+    if behaviour.deduplicated_conv_windows and intent.mtp.topk == 1:
+        windows = (drafts + kernel - 2) / (kernel - 1)
+    ssm_bytes = checkpoint.linear.ssm_bytes(intent.tensor_parallel, intent.state_dtype)
+    return round(drafts * ssm_bytes + windows * checkpoint.linear.conv_bytes(intent.tensor_parallel))
 
 
 def _size_states(

@@ -58,8 +58,7 @@ class HostPools:
 def host_pools(checkpoint: Checkpoint, release: Release, intent: Intent, gpu: GpuBudget) -> HostPools:
     """Pools behind `--hicache-size` or `--hicache-ratio` on one rank; all zero without hicache.
 
-    Raises FleetError for a hybrid model on a release whose host tier has no state pool, and where a release demands a
-    host pool larger than the device's.
+    Raises FleetError for a hybrid model on a release whose host tier has no state pool.
     """
     if not intent.hicache:
         return HostPools()
@@ -94,15 +93,6 @@ def host_pools(checkpoint: Checkpoint, release: Release, intent: Intent, gpu: Gp
     kv_tokens = (tokens // page + 1) * page
     draft_tokens = (kv_tokens // page + 1) * page if behaviour.hicache_draft_pool == "outside" else 0
     state_slots = slots + 1 if hybrid else 0
-    if behaviour.hicache_must_exceed_device and not (
-        kv_tokens > gpu.kv_tokens and (not hybrid or state_slots > gpu.state_slots)
-    ):
-        raise FleetError(
-            f"host pools larger than the device's ({gpu.kv_tokens} tokens, {gpu.state_slots} slots; SGLang {release} "
-            "asserts it)",
-            f"{kv_tokens} tokens, {state_slots} slots",
-            "raise hicache_gb or upgrade to 0.5.15",
-        )
     return HostPools(
         kv_tokens=kv_tokens,
         state_slots=state_slots,
@@ -110,6 +100,20 @@ def host_pools(checkpoint: Checkpoint, release: Release, intent: Intent, gpu: Gp
         state_bytes=state_slots * gpu.state_slot_bytes,
         draft_bytes=draft_tokens * draft_row_bytes,
         index_bytes=kv_tokens * index_row_bytes,
+    )
+
+
+def tier_refusal(release: Release, pools: HostPools, gpu: GpuBudget) -> FleetError | None:
+    """Why a release would not start with a host tier that is not larger than the device's pools, or None."""
+    if not memory_behaviour(release).hicache_must_exceed_device or not pools.kv_tokens:
+        return None
+    if pools.kv_tokens > gpu.kv_tokens and (not gpu.state_slots or pools.state_slots > gpu.state_slots):
+        return None
+    return FleetError(
+        f"host pools larger than the device's ({gpu.kv_tokens} tokens, {gpu.state_slots} slots), as SGLang {release} "
+        "asserts",
+        f"{pools.kv_tokens} tokens, {pools.state_slots} slots",
+        "raise hicache_gb or hicache_ratio, or upgrade to 0.5.15",
     )
 
 

@@ -34,6 +34,7 @@ from .host_memory import (
     host_pools,
     host_refusals,
     largest,
+    tier_refusal,
     unit_rss_bytes,
 )
 from .intent import Intent
@@ -237,6 +238,7 @@ def plan(
     draft_gib: float | None = None,
     accelerator: str = "cuda",
     resolve: bool = False,
+    allow_known_bad: bool = False,
 ) -> Plan:
     """Plan every instance of a host.
 
@@ -247,6 +249,7 @@ def plan(
         weights_gib, draft_gib: per GPU, as SGLang logs them, in place of the checkpoint's.
         accelerator: "cuda", or "cpu" for an engine that keeps everything in host memory (no GPU is planned).
         resolve: take what the intent leaves open from the proposal.
+        allow_known_bad: warn about combinations that are known to fail, instead of refusing them.
 
     Raises FleetError where no plan can be made at all (bad input); what does not fit is in Plan.problems.
     """
@@ -271,12 +274,13 @@ def plan(
         budget = allocate(checkpoint, release, settled, group, weights) if accelerator == "cuda" else None
         pools = HostPools()
         try:
-            warnings += _judge(checkpoint, release, settled, accelerator)
             pools = _pools(checkpoint, release, settled, budget)
+            warnings += _judge(checkpoint, release, settled, accelerator, allow_known_bad)
         except FleetError as error:
             problems.append(error)
         if budget:
             problems += budget.problems
+            problems += filter(None, [tier_refusal(release, pools, budget)])
         name = "-".join(str(gpu.index) for gpu in group)
         rss_bytes = unit_rss_bytes(accelerator, ranks, staged_bytes)
         instances.append(
@@ -345,12 +349,12 @@ def _check_shape(checkpoint: Checkpoint, gpus: Sequence[Gpu], intent: Intent, ac
         )
 
 
-def _judge(checkpoint: Checkpoint, release: Release, intent: Intent, accelerator: str) -> list[str]:
+def _judge(checkpoint: Checkpoint, release: Release, intent: Intent, accelerator: str, allow: bool) -> list[str]:
     """Warnings about the combination as the release will resolve it. Raises FleetError for one known to fail."""
     hybrid = checkpoint.linear is not None
     if hybrid:
         intent = replace(intent, state_strategy=resolve_strategy(memory_behaviour(release), intent))
-    return judge(Candidate(intent, release, hybrid, checkpoint.model_type, accelerator, {}))
+    return judge(Candidate(intent, release, hybrid, checkpoint.model_type, accelerator, {}), allow)
 
 
 def _staged_bytes(checkpoint: Checkpoint, weights: LoadedWeights, ranks: int, overridden: bool) -> int:
@@ -469,7 +473,7 @@ def _with_fraction(
     checkpoint: Checkpoint, release: Release, intent: Intent, gpus: Sequence[Gpu], weights: LoadedWeights
 ) -> tuple[Intent, GpuBudget]:
     """The highest mem_fraction_static, in thousandths, that leaves activations their room; a given one stays."""
-    room = activation_bytes(min(gpu.total_mib for gpu in gpus))
+    room = activation_bytes(min(gpu.total_mib for gpu in gpus), release)
 
     def with_thousandths(thousandths: int) -> tuple[Intent, GpuBudget]:
         wanted = replace(intent, mem_fraction_static=thousandths / 1000)
@@ -532,15 +536,15 @@ def _warnings(
         )
     budget = instances[0].gpu
     if budget is not None:
-        found += _gpu_warnings(intent, budget, min(gpu.total_mib for gpu in gpus))
+        found += _gpu_warnings(intent, budget, chunked_prefill_tokens(min(gpu.total_mib for gpu in gpus), release))
     if intent.hicache:
         found += _hicache_warnings(checkpoint, intent, instances, host)
     return found
 
 
-def _gpu_warnings(asked: Intent, budget: GpuBudget, total_mib: int) -> list[str]:
+def _gpu_warnings(asked: Intent, budget: GpuBudget, chunk_tokens: int) -> list[str]:
     found = []
-    scarce = round(_SCARCE_SPARE_MIB_PER_TOKEN * chunked_prefill_tokens(total_mib) * MIB)
+    scarce = round(_SCARCE_SPARE_MIB_PER_TOKEN * chunk_tokens * MIB)
     if budget.spare_bytes < scarce and not budget.problems:
         found.append(
             f"{budget.spare_bytes / GIB:.1f} GiB are left for activations: expect out-of-memory errors at run time; "

@@ -138,6 +138,10 @@ options:
       C(instances[].intent) holds every number to render.
     type: bool
     default: false
+  allow_known_bad:
+    description: Warn about combinations that are known to fail, instead of refusing them.
+    type: bool
+    default: false
 attributes:
   check_mode:
     description: Never changes anything.
@@ -256,6 +260,7 @@ def main() -> None:
             "profile": {"type": "str", "choices": list(PROFILES)},
             "compare": {"type": "list", "elements": "str", "choices": list(PROFILES), "default": []},
             "resolve": {"type": "bool", "default": False},
+            "allow_known_bad": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
