@@ -19,6 +19,7 @@ from . import (
     router_service,
     staging,
     start_checks,
+    weights_peer,
 )
 from .errors import FleetError
 
@@ -30,6 +31,7 @@ PARTS: tuple[ModuleType, ...] = (
     router_service,
     staging,
     start_checks,
+    weights_peer,
 )
 
 
