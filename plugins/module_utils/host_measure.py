@@ -92,25 +92,24 @@ def _node(path: Path, cgroups: _Cgroups) -> Node:
 
 
 class _Cgroups:
-    """The memory controller above and in the slice of the engine units."""
+    """The memory controller: the limit over everything, and the slice of the engine units."""
 
     def __init__(self, root: Path) -> None:
         self._v2 = (root / "cgroup.controllers").exists()
         self._root = root if self._v2 else root / "memory"
 
     def available_bytes(self) -> int | None:
-        """What the tightest limit over the units leaves, page cache not counted as used; None without a limit."""
-        room = [self._room_bytes(path) for path in (self._root, self._root / SLICE)]
-        return min((size for size in room if size is not None), default=None)
+        """What the limit over this machine (of a container, or of the whole) leaves, page cache not counted as used.
 
-    def _room_bytes(self, path: Path) -> int | None:
+        None without a limit. The ceiling of the engines' slice is no limit: the deployment derives it from the plan.
+        """
         limit, usage = (
             ("memory.max", "memory.current") if self._v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
         )
-        limit_bytes, usage_bytes = _number(path / limit), _number(path / usage)
+        limit_bytes, usage_bytes = _number(self._root / limit), _number(self._root / usage)
         if limit_bytes is None or usage_bytes is None or limit_bytes >= _UNLIMITED_BYTES:
             return None
-        stat = _stat(path / "memory.stat")
+        stat = _stat(self._root / "memory.stat")
         prefix = "" if self._v2 else "total_"
         cache_bytes = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
         return max(0, limit_bytes - usage_bytes + cache_bytes)

@@ -39,7 +39,7 @@ from .host_memory import (
 )
 from .intent import Intent
 from .known_bad import Candidate, judge
-from .releases import Release, coverage_note, memory_behaviour
+from .releases import Release, coverage_note, known_release, memory_behaviour
 from .units import GB, GIB, MIB
 
 ACCELERATORS = ("cuda", "cpu")
@@ -130,6 +130,7 @@ class Plan:
             "problems": [str(problem) for problem in self.problems],
             "warnings": list(self.warnings),
             "engine_version": str(self.release),
+            "planned_as": str(known_release(self.release)),
             "model": self.checkpoint.path.name,
             "architecture": self.checkpoint.architecture,
             "instances": [_instance_dict(instance) for instance in self.instances],

@@ -123,14 +123,15 @@ def memory_behaviour(release: Release) -> MemoryBehaviour:
     )
 
 
+def known_release(release: Release) -> Release:
+    """The release whose rules a plan follows: itself within the range whose source was read, else the nearest."""
+    return min(max(release, OLDEST_KNOWN), NEWEST_KNOWN)
+
+
 def coverage_note(release: Release) -> str | None:
     """A sentence for a release outside the range whose source was read, or None."""
-    if release > NEWEST_KNOWN:
-        return (
-            f"SGLang {release} is newer than {NEWEST_KNOWN}, the newest known: planned with the rules of {NEWEST_KNOWN}"
-        )
-    if release < OLDEST_KNOWN:
-        return (
-            f"SGLang {release} is older than {OLDEST_KNOWN}, the oldest known: planned with the rules of {OLDEST_KNOWN}"
-        )
-    return None
+    known = known_release(release)
+    if known == release:
+        return None
+    which = "newer" if release > known else "older"
+    return f"SGLang {release} is {which} than any known release: planned with the rules of {known}"

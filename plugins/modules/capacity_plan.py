@@ -175,6 +175,10 @@ problems:
   type: list
   elements: str
   returned: always
+planned_as:
+  description: Release whose rules were followed; the newest known for a newer one.
+  type: str
+  returned: always
 warnings:
   description: What will start and may disappoint. With C(compare) they stand in C(comparison) alone.
   type: list

@@ -56,11 +56,11 @@ def test_memory_and_nodes(host):
 def test_cgroup_v2_limits_and_running_units(host):
     root = host / "sys/fs/cgroup"
     write(root / "cgroup.controllers", "cpu memory\n")
-    write(root / "memory.max", "max\n")
-    write(root / "memory.current", f"{400 * GIB}\n")
-    write(root / "sglang.slice/memory.max", f"{200 * GIB}\n")
-    write(root / "sglang.slice/memory.current", f"{90 * GIB}\n")
-    write(root / "sglang.slice/memory.stat", f"anon {4 * GIB}\ninactive_file {10 * GIB}\nactive_file {5 * GIB}\n")
+    write(root / "memory.max", f"{200 * GIB}\n")
+    write(root / "memory.current", f"{90 * GIB}\n")
+    write(root / "memory.stat", f"anon {4 * GIB}\ninactive_file {10 * GIB}\nactive_file {5 * GIB}\n")
+    write(root / "sglang.slice/memory.max", f"{65 * GIB}\n")
+    write(root / "sglang.slice/memory.current", f"{64 * GIB}\n")
     write(root / UNIT / "memory.stat", f"anon {4 * GIB}\nfile {70 * GIB}\nshmem {60 * GIB}\n")
     write(
         root / UNIT / "memory.numa_stat",
@@ -75,16 +75,26 @@ def test_cgroup_v2_limits_and_running_units(host):
 
 def test_cgroup_v1_limits_and_running_units(host):
     root = host / "sys/fs/cgroup/memory"
-    write(root / "memory.limit_in_bytes", "9223372036854771712\n")
-    write(root / "memory.usage_in_bytes", f"{400 * GIB}\n")
-    write(root / "sglang.slice/memory.limit_in_bytes", f"{100 * GIB}\n")
-    write(root / "sglang.slice/memory.usage_in_bytes", f"{90 * GIB}\n")
-    write(root / "sglang.slice/memory.stat", f"rss 0\ntotal_inactive_file {3 * GIB}\ntotal_active_file {GIB}\n")
+    write(root / "memory.limit_in_bytes", f"{100 * GIB}\n")
+    write(root / "memory.usage_in_bytes", f"{90 * GIB}\n")
+    write(root / "memory.stat", f"rss 0\ntotal_inactive_file {3 * GIB}\ntotal_active_file {GIB}\n")
     write(root / UNIT / "memory.stat", f"total_rss {4 * GIB}\ntotal_shmem {20 * GIB}\n")
     found = measured(host)
     assert found.cgroup_available_bytes == 14 * GIB
     assert found.held_bytes == 24 * GIB
     assert [node.held_bytes for node in found.nodes] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"), [("memory.max", "max"), ("memory/memory.limit_in_bytes", "9223372036854771712")]
+)
+def test_no_limit_is_none(host, limit, text):
+    root = host / "sys/fs/cgroup"
+    if limit == "memory.max":
+        write(root / "cgroup.controllers", "memory\n")
+    write(root / limit, f"{text}\n")
+    write(root / limit.replace("max", "current").replace("limit", "usage"), f"{400 * GIB}\n")
+    assert measured(host).cgroup_available_bytes is None
 
 
 def test_staged_weights_count_once_they_are_ready(host):

@@ -150,7 +150,8 @@ def test_on_cpu_only_the_host_is_planned():
 def test_a_newer_release_is_planned_like_the_newest_known_and_says_so():
     newer = planned("qwen3.6-27b", "0.6.1", mtp=MTP)
     assert budget(newer) == budget(planned("qwen3.6-27b", "0.5.23", mtp=MTP))
-    assert any("newer than 0.5.23" in warning for warning in newer.warnings)
+    assert any("with the rules of 0.5.23" in warning for warning in newer.warnings)
+    assert newer.as_dict()["planned_as"] == "0.5.23"
 
 
 @pytest.mark.parametrize(
