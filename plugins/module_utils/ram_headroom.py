@@ -1,9 +1,10 @@
 """The gate for host RAM: a plan against the host as it is now.
 
-    headroom(result_of_capacity_plan, measure_host()) -> Headroom
+    headroom(result_of_capacity_plan, measure_host()) -> Headroom            # all engines of the host anew
+    start_headroom(result_of_capacity_plan, "0", measure_host()) -> Headroom  # one engine beside those that run
 
-Used by the module ram_headroom before anything is stopped, and on the host by `sglang-fleet ram-headroom`, which takes
-the planned numbers from the records of the instances.
+Used by the module ram_headroom before anything is stopped, and on the host at every start of a unit and by
+`sglang-fleet ram-headroom`, which take the planned numbers from the records of the instances.
 """
 
 from __future__ import annotations
@@ -93,6 +94,25 @@ def headroom(plan: Mapping[str, Any], host: Host) -> Headroom:
     )
 
 
+def start_headroom(plan: Mapping[str, Any], name: str, host: Host, promised_bytes: int = 0) -> Headroom:
+    """Weigh one instance of a plan against what the host has left now.
+
+    Args:
+        plan: what capacity_plan returned.
+        name: the instance that is about to start.
+        host: measured now; what other engines hold stays with them.
+        promised_bytes: what engines that are starting were let in with and may not have taken yet.
+    """
+    alone = {**plan, "instances": [instance for instance in plan["instances"] if instance["name"] == name]}
+    left = replace(
+        host,
+        available_bytes=max(0, host.available_bytes - promised_bytes),
+        held_bytes=0,
+        nodes=tuple(replace(node, held_bytes=0) for node in host.nodes),
+    )
+    return headroom(alone, left)
+
+
 def _unit(instance: Mapping[str, Any]) -> Unit:
     planned = instance["host"]
     return Unit(
@@ -136,9 +156,10 @@ def recorded_plan(config_dir: Path = CONFIG_DIR) -> tuple[dict[str, Any], Path]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """`sglang-fleet ram-headroom`: print the sums; exit code 80 where the RAM is too small."""
+    """`sglang-fleet ram-headroom [NAME]`: print the sums; exit code 80 where the RAM is too small."""
     plan, staged = recorded_plan(options.config_dir)
-    found = headroom(plan, measure_host(staged, shm=staged.parent))
+    host = measure_host(staged, shm=staged.parent)
+    found = start_headroom(plan, options.name, host) if options.name else headroom(plan, host)
     print(found.table())
     for problem in found.problems:
         print(f"refused: {problem}")
@@ -147,6 +168,7 @@ def run(options: argparse.Namespace) -> int:
 
 def register(subparsers: Any) -> None:
     """Offer `ram-headroom` to the host tool."""
-    parser = subparsers.add_parser("ram-headroom", help="weigh what all engines will take against the host's RAM now")
+    parser = subparsers.add_parser("ram-headroom", help="weigh what engines will take against the host's RAM now")
+    parser.add_argument("name", nargs="?", help="one instance, beside those that run; all of them anew if left out")
     parser.add_argument("--config-dir", type=Path, default=CONFIG_DIR, help="directory of the instances' records")
     parser.set_defaults(run=run)

@@ -11,7 +11,7 @@ from ansible_collections.llmops.fleet.plugins.module_utils import ram_headroom
 from ansible_collections.llmops.fleet.plugins.module_utils.cli import main
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
 from ansible_collections.llmops.fleet.plugins.module_utils.host_memory import Host, Node
-from ansible_collections.llmops.fleet.plugins.module_utils.ram_headroom import headroom, recorded_plan
+from ansible_collections.llmops.fleet.plugins.module_utils.ram_headroom import headroom, recorded_plan, start_headroom
 from ansible_collections.llmops.fleet.plugins.module_utils.units import GIB
 
 from .planning import MTP, RTX, planned
@@ -75,6 +75,16 @@ def test_one_full_numa_node_is_refused(plan):
     assert "NUMA node 0" in str(found.problems[0])
 
 
+def test_one_engine_starts_beside_those_that_run(plan):
+    """Its own 60 GB, processes, load peak and the reserve must be there; what others hold is theirs."""
+    need_gib = 56 + 4.1 + 4.8 + 25.6 + 0.5
+    beside = replace(HOST, available_bytes=round(need_gib * GIB), held_bytes=100 * GIB)
+    assert not start_headroom(plan.as_dict(), "1", beside).problems
+    assert start_headroom(plan.as_dict(), "1", replace(beside, available_bytes=80 * GIB)).problems
+    assert start_headroom(plan.as_dict(), "1", beside, promised_bytes=5 * GIB).problems
+    assert headroom(plan.as_dict(), replace(beside, held_bytes=0)).problems
+
+
 @pytest.mark.parametrize("damaged", [{}, {"engine_version": "0.5.23", "instances": [{"name": "0"}], "host": {}}])
 def test_something_else_than_a_plan(damaged):
     with pytest.raises(FleetError, match="the result of capacity_plan"):
@@ -105,6 +115,7 @@ def test_the_host_tool_weighs_the_recorded_instances(records, monkeypatch, capsy
     monkeypatch.setattr(ram_headroom, "measure_host", lambda staged, shm: host)
     assert main(["ram-headroom", "--config-dir", str(records)]) == code
     said = capsys.readouterr().out
+    assert main(["ram-headroom", "0", "--config-dir", str(records)]) == 0
     assert "hicache KV" in said
     assert ("refused: " in said) is bool(code)
 
@@ -121,4 +132,4 @@ def test_records_that_are_missing_or_without_a_plan(records, tmp_path):
     path = records / "0" / "instance.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "planned": {}}))
     with pytest.raises(FleetError, match="planned numbers"):
-        ram_headroom.run(SimpleNamespace(config_dir=records))
+        ram_headroom.run(SimpleNamespace(config_dir=records, name=None))
