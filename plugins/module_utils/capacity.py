@@ -83,8 +83,8 @@ class Request:
             allow_known_bad=self.allow_known_bad,
         )
 
-    def described(self, profile: str) -> dict[str, Any]:
-        """The plan with a profile as plain values; a profile that is refused as a whole has its refusal alone."""
+    def described(self, profile: str | None = None) -> dict[str, Any]:
+        """The plan as plain values; one that is refused as a whole has its refusal alone."""
         try:
             return self.plan(profile).as_dict()
         except FleetError as error:
@@ -99,6 +99,11 @@ class Request:
                 "host": None,
                 "proposal": None,
             }
+
+    def compared(self, profile: str | None, profiles: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The plans of several profiles by name, without `profile` also that of the intent as it is, as "intent"."""
+        plans = {} if profile else {"intent": self.described()}
+        return plans | {name: self.described(name) for name in profiles}
 
 
 def plan_from_options(options: Mapping[str, Any]) -> Plan:

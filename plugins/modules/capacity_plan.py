@@ -127,7 +127,9 @@ options:
     type: str
     choices: [baseline, mtp, mtp_hicache, bulk]
   compare:
-    description: Profiles to plan beside it, returned as C(comparison).
+    description: >-
+      Profiles to plan side by side, returned as C(comparison) in place of the single plan. One that is refused does not
+      fail the task.
     type: list
     elements: str
     choices: [baseline, mtp, mtp_hicache, bulk]
@@ -169,21 +171,21 @@ RETURN = r"""
 fits:
   description: Whether everything can be started.
   type: bool
-  returned: always
+  returned: without compare
 problems:
   description: Why not, each with what was expected, what was found and what to change.
   type: list
   elements: str
-  returned: always
+  returned: without compare
 planned_as:
   description: Release whose rules were followed; the newest known for a newer one.
   type: str
-  returned: always
+  returned: without compare
 warnings:
-  description: What will start and may disappoint. With C(compare) they stand in C(comparison) alone.
+  description: What will start and may disappoint.
   type: list
   elements: str
-  returned: always
+  returned: without compare
 instances:
   description: >-
     For each instance C(name), C(gpus), C(intent), C(gpu) (C(state_slots), C(max_running_requests), C(kv_tokens), and
@@ -193,29 +195,31 @@ instances:
     each of its GPUs as SGLang logs them, C(rss_gib) for its processes, C(ram_gib) for the whole instance).
   type: list
   elements: dict
-  returned: always
+  returned: without compare
 host:
   description: C(needed_gib), C(available_gib), C(shortfall_gib), the summands in C(parts_gib), and C(nodes) likewise.
   type: dict
-  returned: always
-profile:
-  description: The profile of the plan, null without one.
-  type: str
-  returned: always
-comparison:
-  description: The same for each profile of C(compare); one that is refused as a whole has no instances.
-  type: dict
-  returned: always
+  returned: without compare
 largest_hicache_gb:
   description: Largest hicache_gb per GPU with which all instances fit the host, 0 for none.
   type: int
-  returned: always
+  returned: without compare
 proposal:
   description: >-
     Settings that fit and run the most of the wanted requests, with C(explanation), C(gpu) and C(alternatives) (choices
     that need a person's word). Null where nothing fits.
   type: dict
-  returned: always
+  returned: without compare
+comparison:
+  description: >-
+    The values above for each profile of C(compare), and for the intent as it is (C(intent)) where no C(profile) is
+    given. A profile that is refused as a whole has no instances.
+  type: dict
+  returned: with compare
+profile:
+  description: The profile to be deployed, C(intent) without one.
+  type: str
+  returned: with compare
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -270,13 +274,15 @@ def main() -> None:
     )
     try:
         request = Request.from_options(module.params)
+        if module.params["compare"]:
+            comparison = request.compared(module.params["profile"], module.params["compare"])
+            module.exit_json(changed=False, profile=module.params["profile"] or "intent", comparison=comparison)
         result = request.plan(module.params["profile"]).as_dict()
-        comparison = {profile: request.described(profile) for profile in module.params["compare"]}
     except FleetError as error:
         module.fail_json(msg=str(error))
-    for warning in result.pop("warnings") if not comparison else ():
+    for warning in result.pop("warnings"):
         module.warn(warning)
-    module.exit_json(changed=False, profile=module.params["profile"], comparison=comparison, **result)
+    module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def test_plan_yml_shows_and_writes_the_plan(inventory, tmp_path, mode):
     done = run("ansible-playbook", "-i", str(inventory), "plan.yml", "-e", f"report={report}", *mode)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "node-1: qwen3.6-27b" in done.stdout
-    for words in ("*mtp", "*bulk", "GPU 7", "Host RAM with", "Problem (mtp_hicache)"):
+    for words in ("*intent", "*bulk", "GPU 7", "Host RAM with", "Problem (mtp_hicache)"):
         assert words in done.stdout
     page = report.read_text()
     assert all(f"<h2>{host}</h2>" in page for host in ("node-1", "node-2"))

@@ -10,7 +10,7 @@ from ansible_collections.llmops.fleet.plugins.module_utils.capacity import Reque
 from ansible_collections.llmops.fleet.plugins.module_utils.intent import PROFILES
 from ansible_collections.llmops.fleet.plugins.module_utils.plan_report import gpu_parts, plan_page, plan_table
 
-from .planning import RTX, SHAPES
+from .planning import ROOMY, RTX, SHAPES
 
 
 def compared(shape="qwen3.6-27b", **options):
@@ -25,7 +25,7 @@ def compared(shape="qwen3.6-27b", **options):
             **options,
         }
     )
-    return {"profile": "mtp", "comparison": {profile: request.described(profile) for profile in PROFILES}}
+    return {"profile": "mtp", "comparison": request.compared("mtp", PROFILES)}
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +84,15 @@ def test_a_host_without_gpus_has_its_ram_shown():
     assert "GPU memory" not in plan_table("node-1", result)
     assert "Host RAM with mtp" in plan_table("node-1", result)
     assert "Host RAM" in plan_page({"node-1": result})
+
+
+def test_without_a_profile_the_intent_itself_has_a_column():
+    request = Request.from_options(
+        {"checkpoint": SHAPES / "llama-3.1-8b", "engine_version": "0.5.23", "gpus": [RTX], "host": ROOMY}
+    )
+    table = plan_table("node-1", {"profile": "intent", "comparison": request.compared(None, PROFILES)})
+    assert "*intent" in table
+    assert next(line for line in table.splitlines() if line.startswith("starts")).split()[1:3] == ["yes", "yes"]
 
 
 class Tags(HTMLParser):
