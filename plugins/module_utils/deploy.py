@@ -9,9 +9,11 @@ from pathlib import Path
 
 from . import systemd
 from .errors import FleetError
+from .generations import Generations
 from .host_files import Change, File, compare, write
 from .instance import ARGUMENTS, CONFIG_DIR, ENVIRONMENT, RECORD, Instance, configured, launch_sha256, running
 from .processes import listeners
+from .rolling import Policy, roll
 from .topology import Placement
 from .unit_files import PROBE_TIMER, PROBE_UNIT, SLICE_UNIT, SYSTEMD_DIR
 
@@ -111,11 +113,13 @@ class Transition:
         }
 
 
-def bring_up(names: Sequence[str], stale: Sequence[str], *, timeout_s: float, check: bool) -> Transition:
-    """Retire instances that are not in `names`, start those that do not run, all at once, and restart stale ones.
+def bring_up(
+    names: Sequence[str], stale: Sequence[str], policy: Policy, *, at_most: int = 0, check: bool = False
+) -> Transition:
+    """Retire instances that are not in `names`, start those that do not run, all at once, and replace stale ones.
 
-    Running engines are restarted one after another, each serving again before the next one stops, and the first
-    failure ends it. Raises FleetError with the journal of what did not start.
+    `at_most` ends it after so many engines, as a canary does. What is started serves, or its last good configuration
+    serves again and a FleetError says so.
     """
     states = systemd.show([f"sglang@{name}.service" for name in names])
     transition = Transition(
@@ -128,13 +132,17 @@ def bring_up(names: Sequence[str], stale: Sequence[str], *, timeout_s: float, ch
         return transition
     for name in transition.retired:
         retire(name)
+    todo = (*transition.started, *transition.restarted)
+    for name in names:
+        if name in todo:
+            Generations(name).use_template()
+        else:
+            Generations(name).keep()
     systemd.reload_where_needed(list(states))
     if transition.enabled:
         systemd.systemctl("enable", *(f"sglang@{name}.service" for name in transition.enabled))
-    systemd.start([f"sglang@{name}.service" for name in transition.started], timeout_s)
-    for name in transition.restarted:
-        systemd.systemctl("stop", f"sglang@{name}.service")
-        systemd.start([f"sglang@{name}.service"], timeout_s)
+    if todo:
+        roll(todo, policy, at_most)
     return transition
 
 
@@ -142,5 +150,6 @@ def retire(name: str) -> None:
     """Stop an instance, which drains it, and remove what was configured for it."""
     systemd.systemctl("disable", "--now", f"sglang@{name}.service")
     shutil.rmtree(Path(SYSTEMD_DIR, f"sglang@{name}.service.d"), ignore_errors=True)
+    Generations(name).use_template()
     shutil.rmtree(CONFIG_DIR / name)
     systemd.systemctl("daemon-reload")

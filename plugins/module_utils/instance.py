@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -131,6 +132,12 @@ def arguments(text: str) -> tuple[str, ...]:
     """The engine's arguments in the text of an `args` file: one to a line, `#` starts a comment line."""
     lines = (line.strip() for line in text.splitlines())
     return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+def environment(text: str) -> dict[str, str]:
+    """The variables in the text of an `env` file: `NAME="value"` with systemd's backslash escapes."""
+    pairs = (line.partition("=") for line in arguments(text))
+    return {name: re.sub(r"\\(.)", r"\1", value[1:-1]) for name, _, value in pairs}
 
 
 def launch_sha256(record: str, args: str, env: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from .gpu_facts import observe
 from .http_api import request
 from .instance import ARGUMENTS, Instance, Started, arguments, configured_sha256, mark_ready
 from .processes import start_ticks
-from .registration import enter
+from .registration import enter_at_start
 from .releases import Release
 from .start_checks import add_instance_arguments
 
@@ -155,11 +154,7 @@ def ready(options: argparse.Namespace) -> int:
             prompts = (f"warm-up {number}" for number in range(instance.warmup_requests))
             list(pool.map(lambda prompt: generate(instance, WARMUP_TOKENS, prompt, instance.start_timeout_s), prompts))
     mark_ready(instance.name, pid, options.runtime_dir)
-    try:
-        enter(instance, anew=True)
-    except FleetError as error:
-        # A router that is down is no reason to load the engine again; its keeper or the next deployment adds it.
-        print(f"warning: not registered: {error}", file=sys.stderr, flush=True)
+    enter_at_start(instance, options.runtime_dir)
     print(
         f"ready: {instance.served_model_name} on GPU {', '.join(map(str, instance.gpus))} at {instance.url}, "
         f"{time.monotonic() - begin:.0f} s after its start; first token in {first_token_s:.2f} s",

@@ -13,6 +13,7 @@ from .errors import FleetError
 from .http_api import parse_metrics, request
 from .instance import Instance, is_ready, running
 from .launch import NotReady, generate
+from .registration import stay_entered
 from .start_checks import add_instance_arguments
 
 PROGRESS = ("sglang:prompt_tokens_total", "sglang:generation_tokens_total")
@@ -43,6 +44,7 @@ def probe(options: argparse.Namespace) -> int:
     A probe that gets none is a failure only if the engine's token counters stood still meanwhile: under a long queue
     it may wait its turn. After probe_failures of them in a row the engine's main process is killed, which takes its
     schedulers along, and systemd's Restart= replaces it. Raises Wedged then, and NotReady for a failure before.
+    A probe that gets its token also has the engine registered again where a router lost it.
     """
     instance = Instance.read(options.name, options.config_dir)
     started = running(instance.name, options.runtime_dir)
@@ -67,6 +69,7 @@ def probe(options: argparse.Namespace) -> int:
             f"nothing to do: PID {started.pid} was killed and systemd starts the engine anew",
         ) from failure
     state_file.unlink(missing_ok=True)
+    stay_entered(instance, options.runtime_dir)
     return 0
 
 

@@ -19,11 +19,13 @@ class Process:
         pid: its number; None where only root could tell it.
         command: name of its program.
         unit: systemd unit that it runs in, "" where none.
+        state: the kernel's letter for what it does, "D" for uninterruptible sleep; "" where unknown.
     """
 
     pid: int | None
     command: str
     unit: str
+    state: str = ""
 
     def __str__(self) -> str:
         pid = "a process that only root can name" if self.pid is None else f"PID {self.pid} ({self.command})"
@@ -50,7 +52,14 @@ def unit_of(pid: int, proc: Path = PROC) -> str:
 
 def describe(pid: int, proc: Path = PROC) -> Process:
     """The process with this number."""
-    return Process(pid, _read(proc / str(pid) / "comm").strip() or "gone", unit_of(pid, proc))
+    state = _read(proc / str(pid) / "stat").rpartition(")")[2].split()[:1]
+    return Process(pid, _read(proc / str(pid) / "comm").strip() or "gone", unit_of(pid, proc), "".join(state))
+
+
+def processes_of(unit: str, proc: Path = PROC) -> list[Process]:
+    """The processes that a systemd unit still has, zombies not counted."""
+    pids = (int(path.name) for path in proc.glob("[0-9]*"))
+    return [describe(pid, proc) for pid in pids if unit_of(pid, proc) == unit and start_ticks(pid, proc) is not None]
 
 
 def start_ticks(pid: int, proc: Path = PROC) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -149,7 +150,7 @@ def read_key(path: Path) -> str:
 
 
 def on_every(routers: Sequence[Router], act: Callable[[Router], bool]) -> bool:
-    """Whether `act` changed any of the routers. All are tried; the first failure is raised afterwards."""
+    """Whether `act`, done at all routers at once, changed any; the first failure is raised after the last has ended."""
 
     def attempt(router: Router) -> bool | FleetError:
         try:
@@ -157,7 +158,8 @@ def on_every(routers: Sequence[Router], act: Callable[[Router], bool]) -> bool:
         except FleetError as error:
             return error
 
-    outcomes = [attempt(router) for router in routers]
+    with ThreadPoolExecutor(len(routers) or 1) as pool:
+        outcomes = list(pool.map(attempt, routers))
     for outcome in outcomes:
         if isinstance(outcome, FleetError):
             raise outcome

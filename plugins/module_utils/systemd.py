@@ -103,7 +103,7 @@ def start(units: Sequence[str], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         states = show(units)
-        ended = [state for state in states.values() if state.active in ("failed", "inactive")]
+        ended = [s for s in states.values() if s.active in ("failed", "inactive") or s.sub == "auto-restart"]
         late = [state for state in states.values() if state.active != "active"]
         if not late:
             return
@@ -116,6 +116,12 @@ def start(units: Sequence[str], timeout_s: float) -> None:
                 "correct the cause and deploy again",
             )
         time.sleep(POLL_S)
+
+
+def memory_bytes(unit: str) -> int:
+    """RAM that the unit's processes are charged with, page cache included; 0 where systemd does not count it."""
+    text = systemctl("show", "--property=MemoryCurrent", "--value", unit).strip()
+    return int(text) if text.isdigit() and int(text) < 2**63 else 0
 
 
 def verify(files: Mapping[str, str], units: Iterable[str]) -> None:

@@ -10,9 +10,9 @@ version_added: 0.1.0
 description:
   - Engines that do not run are started at the same time; each unit's own start check keeps them from taking more RAM
     than there is.
-  - Stale engines are restarted one after another; each drains before it stops and serves before the next one stops.
+  - Stale engines are replaced O(rolling.batch) at a time; each drains before it stops and serves before the next stops.
+  - The first failure ends it. What it hit, and all that were to follow, get their last good configuration back.
   - Instances that are configured but no longer wanted are drained, stopped, disabled and removed.
-  - Ends with an error that holds the journal's last lines as soon as one engine does not start.
 author: llmops.fleet maintainers
 options:
   names:
@@ -25,10 +25,7 @@ options:
     type: list
     elements: str
     default: []
-  timeout_s:
-    description: Longest time in seconds that a start may take.
-    type: int
-    default: 1200
+extends_documentation_fragment: [llmops.fleet.rolling]
 attributes:
   check_mode:
     description: Reports what would be started, restarted and retired.
@@ -72,6 +69,7 @@ from dataclasses import asdict
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llmops.fleet.plugins.module_utils.deploy import bring_up
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
+from ansible_collections.llmops.fleet.plugins.module_utils.rolling import OPTIONS, Policy
 
 
 def main() -> None:
@@ -80,12 +78,18 @@ def main() -> None:
         argument_spec={
             "names": {"type": "list", "elements": "str", "required": True},
             "stale": {"type": "list", "elements": "str", "default": []},
-            "timeout_s": {"type": "int", "default": 1200},
+            **OPTIONS,
         },
         supports_check_mode=True,
     )
     try:
-        transition = bring_up(**module.params, check=module.check_mode)
+        transition = bring_up(
+            module.params["names"],
+            module.params["stale"],
+            Policy(**module.params["rolling"]),
+            at_most=module.params["at_most"],
+            check=module.check_mode,
+        )
     except FleetError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=transition.changed, diff=transition.diff(), **asdict(transition))

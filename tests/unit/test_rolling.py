@@ -1,0 +1,252 @@
+"""The parts of a roll that need no systemd: order, journal, capacity, comparison, generations, marks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ansible_collections.llmops.fleet.plugins.module_utils import registration, rolling
+from ansible_collections.llmops.fleet.plugins.module_utils.acceptance import Sample, compare, differences
+from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
+from ansible_collections.llmops.fleet.plugins.module_utils.generations import PREVIOUS, Generations
+from ansible_collections.llmops.fleet.plugins.module_utils.instance import Instance, environment
+from ansible_collections.llmops.fleet.plugins.module_utils.rolling import Journal, Policy, Step, batches, names_of
+from ansible_collections.llmops.fleet.plugins.module_utils.router import Worker
+from ansible_collections.llmops.fleet.plugins.module_utils.start_checks import NotNow
+from ansible_collections.llmops.fleet.plugins.module_utils.unit_files import environment_text
+from hypothesis import given
+from hypothesis import strategies as st
+
+INSTANCE = Instance(
+    name="0",
+    gpus=(0,),
+    port=30000,
+    nccl_port=30100,
+    url="http://host:30000",
+    local_url="http://127.0.0.1:30000",
+    engine_version="0.5.23",
+    python="/opt/sglang/0.5.23/bin/python",
+    model_path="/dev/shm/sglang/tiny",
+    served_model_name="tiny",
+)
+
+
+def configure(config_dir: Path, instance: Instance, args: str = "--port=30000\n") -> None:
+    directory = config_dir / instance.name
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "instance.json").write_text(instance.to_json())
+    (directory / "args").write_text(args)
+    (directory / "env").write_text("")
+
+
+@given(st.lists(st.booleans(), max_size=12), st.integers(1, 4))
+def test_everything_is_done_once_and_what_does_not_run_comes_first(hot: list[bool], size: int) -> None:
+    steps = [Step(str(number), is_hot) for number, is_hot in enumerate(hot)]
+    groups = batches(steps, size)
+    assert sorted(step.name for group in groups for step in group) == sorted(step.name for step in steps)
+    assert all(len(group) <= size for group in groups if group[0].hot)
+    assert [group for group in groups if not group[0].hot] == groups[: 1 if not all(hot) else 0]
+
+
+def test_the_same_roll_goes_on_and_another_starts_anew(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "state" / "roll.json")
+    assert journal.begin(["0", "1"]) == ()
+    journal.done(["0", "1"], ["0"])
+    assert journal.begin(["0", "1"]) == ("0",)
+    assert journal.begin(["1"]) == ()
+    assert journal.close()
+    assert not journal.close()
+
+
+def test_a_cut_off_journal_starts_anew(tmp_path: Path) -> None:
+    (tmp_path / "roll.json").write_text('{"names": ["0"], "do')
+    assert Journal(tmp_path / "roll.json").begin(["0"]) == ()
+
+
+def test_gpus_name_their_instances_in_order(tmp_path: Path) -> None:
+    for name, gpus in (("10", (10,)), ("2", (2,)), ("0-1", (0, 1))):
+        configure(tmp_path, replace(INSTANCE, name=name, gpus=gpus))
+    assert names_of([], tmp_path) == ("0-1", "2", "10")
+    assert names_of([10, 1], tmp_path) == ("0-1", "10")
+    with pytest.raises(FleetError, match="GPU 7; there is 0-1, 2, 10"):
+        names_of([7], tmp_path)
+
+
+@pytest.mark.parametrize("values", [{"batch": 0}, {"min_healthy": -1}, {"tolerance": 1.0}])
+def test_impossible_policies_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(FleetError):
+        Policy(**values)
+
+
+class TestCapacity:
+    @staticmethod
+    def check(monkeypatch: pytest.MonkeyPatch, workers: list[tuple[str, bool, str]], policy: Policy) -> None:
+        class Router:
+            url = "http://router:8000"
+
+            def workers(self) -> list[Worker]:
+                return [Worker("id", url, healthy, 0, model) for url, healthy, model in workers]
+
+        monkeypatch.setattr(rolling, "routers_of", lambda _: [Router()])
+        rolling.check_capacity([INSTANCE], policy)
+
+    def test_another_worker_must_stay(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.check(monkeypatch, [(INSTANCE.url, True, "m"), ("http://b:1", True, "m")], Policy())
+        with pytest.raises(NotNow, match="2 healthy workers left"):
+            self.check(monkeypatch, [(INSTANCE.url, True, "m"), ("http://b:1", True, "m")], Policy(min_healthy=2))
+
+    @pytest.mark.parametrize("other", [("http://b:1", False, "m"), ("http://b:1", True, "another model")])
+    def test_sick_workers_and_other_models_do_not_count(
+        self, monkeypatch: pytest.MonkeyPatch, other: tuple[str, bool, str]
+    ) -> None:
+        with pytest.raises(NotNow):
+            self.check(monkeypatch, [(INSTANCE.url, True, "m"), other], Policy())
+
+    def test_downtime_may_be_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.check(monkeypatch, [(INSTANCE.url, True, "m")], Policy(allow_downtime=True))
+
+    def test_an_engine_that_serves_nothing_may_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.check(monkeypatch, [(INSTANCE.url, False, "m")], Policy())
+        self.check(monkeypatch, [], Policy())
+
+
+class TestAcceptance:
+    def test_arguments_and_plan_are_found_again(self) -> None:
+        instance = replace(INSTANCE, planned={"max_total_num_tokens": 1000, "unknown to the engine": 5})
+        info = {
+            "version": "0.5.23",
+            "model_path": "/dev/shm/sglang/tiny",
+            "mem_fraction_static": 0.85,
+            "max_total_num_tokens": 971,
+        }
+        assert differences(info, instance, ("--mem-fraction-static=0.850", "--page-size=64")) == []
+        found = differences({**info, "max_total_num_tokens": 969}, instance, ("--mem-fraction-static=0.8",))
+        assert found == [("mem_fraction_static", "0.8", 0.85), ("max_total_num_tokens", 1000, 969)]
+
+    def test_another_release_is_noticed(self) -> None:
+        assert differences({"version": "0.5.22"}, INSTANCE, ()) == [("version", "0.5.23", "0.5.22")]
+
+    def test_a_canary_may_be_a_little_slower(self) -> None:
+        compare(Sample(100, 0, 3.0), Sample(81, 0, 2.5), 0.2)
+
+    @pytest.mark.parametrize(
+        ("after", "said"),
+        [
+            (Sample(79, 0, 3.0), "80.00 tokens/s"),
+            (Sample(100, 1, 3.0), "at most 0 failed"),
+            (Sample(100, 0, 1.0), "2.40 tokens accepted"),
+        ],
+    )
+    def test_a_worse_canary_says_how_much(self, after: Sample, said: str) -> None:
+        with pytest.raises(FleetError, match=said):
+            compare(Sample(100, 0, 3.0), after, 0.2)
+
+
+class TestGenerations:
+    @pytest.fixture
+    def host(self, tmp_path: Path) -> Generations:
+        (tmp_path / "systemd/sglang@0.service.d").mkdir(parents=True)
+        (tmp_path / "systemd/sglang@.service").write_text("template 1")
+        (tmp_path / "systemd/sglang@0.service.d/instance.conf").write_text("drop-in 1")
+        configure(tmp_path / "config", INSTANCE)
+        return Generations("0", tmp_path / "config", tmp_path / "systemd", tmp_path / "state")
+
+    def test_what_served_is_put_back_with_its_unit(self, host: Generations) -> None:
+        assert not host.restore()
+        assert host.keep()
+        assert not host.keep()
+        assert not host.restore()
+        configure(host.config_dir, INSTANCE, "--broken\n")
+        (host.config_dir / "0/extra").write_text("left by the new one")
+        (host.systemd_dir / "sglang@.service").write_text("template 2")
+        (host.systemd_dir / "sglang@0.service.d/instance.conf").write_text("drop-in 2")
+        assert host.restore()
+        assert (host.config_dir / "0/args").read_text() == "--port=30000\n"
+        assert not (host.config_dir / "0/extra").exists()
+        assert (host.systemd_dir / "sglang@.service").read_text() == "template 2"
+        assert host.override.read_text() == "template 1"
+        assert (host.systemd_dir / "sglang@0.service.d/instance.conf").read_text() == "drop-in 1"
+        assert not host.restore()
+
+    def test_the_next_deployment_uses_the_template_again(self, host: Generations) -> None:
+        host.keep()
+        (host.systemd_dir / "sglang@.service").write_text("template 2")
+        host.restore()
+        host.use_template()
+        assert not host.override.exists()
+
+    def test_the_one_before_is_kept_for_a_rollback(self, host: Generations) -> None:
+        host.keep()
+        configure(host.config_dir, INSTANCE, "--port=30001\n")
+        host.keep()
+        assert host.restore(PREVIOUS)
+        assert (host.config_dir / "0/args").read_text() == "--port=30000\n"
+
+    def test_what_needs_no_restart_is_no_generation_of_its_own(self, host: Generations) -> None:
+        host.keep()
+        configure(host.config_dir, replace(INSTANCE, drain_timeout_s=5))
+        assert host.keep()
+        assert not host.exists(PREVIOUS)
+        assert host.good_instance().drain_timeout_s == 5
+
+
+class TestMarks:
+    def test_a_roll_keeps_others_off_while_it_lives(self, tmp_path: Path) -> None:
+        with registration.rolling(tmp_path):
+            registration.leave(INSTANCE, registration.ROLL, tmp_path)
+            assert registration.taken_out_by("0", tmp_path) == "roll"
+            with (
+                pytest.raises(FleetError, match="no other rolling restart"),
+                registration.rolling(tmp_path),
+            ):
+                pass
+        assert registration.taken_out_by("0", tmp_path) == ""
+
+    def test_an_operator_keeps_it_out_until_it_enters(self, tmp_path: Path) -> None:
+        registration.leave(INSTANCE, registration.OPERATOR, tmp_path)
+        assert registration.taken_out_by("0", tmp_path) == "operator"
+        registration.enter(INSTANCE, anew=False, runtime_dir=tmp_path)
+        assert registration.taken_out_by("0", tmp_path) == ""
+
+    def test_a_start_and_a_liveness_check_put_back_only_what_nobody_took_out(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        entered: list[bool] = []
+        monkeypatch.setattr(registration, "on_every", lambda *_: entered.append(True) or True)
+        registration.leave(INSTANCE, registration.OPERATOR, tmp_path)
+        entered.clear()
+        registration.stay_entered(INSTANCE, tmp_path)
+        assert not entered
+        registration.enter_at_start(INSTANCE, tmp_path)
+        registration.stay_entered(INSTANCE, tmp_path)
+        assert len(entered) == 2
+        with registration.rolling(tmp_path):
+            registration.leave(INSTANCE, registration.ROLL, tmp_path)
+            entered.clear()
+            registration.enter_at_start(INSTANCE, tmp_path)
+            registration.stay_entered(INSTANCE, tmp_path)
+        assert not entered
+
+
+def test_documentation_and_options_agree() -> None:
+    import yaml
+
+    fragment = Path(__file__).parents[2] / "plugins/doc_fragments/rolling.py"
+    text = fragment.read_text().split('r"""')[1].split('"""')[0]
+    documented = yaml.safe_load(text)["options"]
+    assert set(documented) == set(rolling.OPTIONS)
+    suboptions = documented["rolling"]["suboptions"]
+    for name, option in rolling.OPTIONS["rolling"]["options"].items():
+        assert (suboptions[name]["type"], suboptions[name].get("default")) == (option["type"], option["default"])
+    assert set(suboptions) == set(rolling.OPTIONS["rolling"]["options"])
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[A-Z_]+", fullmatch=True), st.text(st.characters(codec="ascii", exclude_categories=["C"]))
+    )
+)
+def test_environment_files_are_read_as_they_are_written(variables: dict[str, str]) -> None:
+    text = environment_text((name, value, "why") for name, value in variables.items())
+    assert environment(text) == variables
