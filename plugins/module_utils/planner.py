@@ -9,7 +9,7 @@ Accuracy-relevant choices (state_dtype, kv_dtype) and prefix_reuse are never tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -261,62 +261,63 @@ def plan(
     staged_bytes = _staged_bytes(checkpoint, weights, ranks, weights_gib is not None)
     peak_bytes = 2 * checkpoint.weights.largest_tensor_bytes if checkpoint.weights else 0
 
-    problems: list[FleetError] = []
-    warnings: list[str] = []
     weakest = min(groups, key=lambda group: min(gpu.free_gib for gpu in group))
     proposal = _propose(checkpoint, release, intent, weakest, weights) if accelerator == "cuda" else None
-    splits = {_memory(weakest): proposal.intent} if proposal else {}
+    settled = {_memory(weakest): proposal.intent} if proposal else {}
+    problems: list[FleetError] = []
+    warnings: list[str] = []
     instances: list[Instance] = []
     for group in groups:
-        if resolve and proposal and _memory(group) not in splits:
-            split = _best_split(checkpoint, release, intent, group, weights)
-            splits[_memory(group)] = split[0] if split else intent
-        settled = splits.get(_memory(group), intent) if resolve else intent
-        budget = allocate(checkpoint, release, settled, group, weights) if accelerator == "cuda" else None
+        wanted = intent
+        if resolve and proposal:
+            if _memory(group) not in settled:
+                split = _best_split(checkpoint, release, intent, group, weights)
+                settled[_memory(group)] = split[0] if split else intent
+            wanted = settled[_memory(group)]
+        budget = allocate(checkpoint, release, wanted, group, weights) if accelerator == "cuda" else None
         pools = HostPools()
         try:
-            pools = _pools(checkpoint, release, settled, budget)
-            warnings += _judge(checkpoint, release, settled, accelerator, allow_known_bad)
+            pools = _pools(checkpoint, release, wanted, budget)
+            warnings += _judge(checkpoint, release, wanted, accelerator, allow_known_bad)
         except FleetError as error:
             problems.append(error)
         if budget:
-            problems += budget.problems
-            problems += filter(None, [tier_refusal(release, pools, budget)])
+            problems += [*budget.problems, *filter(None, [tier_refusal(release, pools, budget)])]
+        sample = _sized_pools(checkpoint, release, wanted, budget, _SAMPLE_GB)
         name = "-".join(str(gpu.index) for gpu in group)
-        rss_bytes = unit_rss_bytes(accelerator, ranks, staged_bytes)
+        nodes = tuple(gpu.numa_node for gpu in group)
         instances.append(
             Instance(
                 name=name,
                 gpus=tuple(gpu.index for gpu in group),
-                intent=settled,
+                intent=wanted,
                 gpu=budget,
-                unit=Unit(name, ranks, tuple(gpu.numa_node for gpu in group), pools, rss_bytes),
-                tier_factor=_sized_pools(checkpoint, release, settled, budget, _SAMPLE_GB).total_bytes
-                / (_SAMPLE_GB * GB),
+                unit=Unit(name, ranks, nodes, pools, unit_rss_bytes(accelerator, ranks, staged_bytes)),
+                tier_factor=sample.total_bytes / (_SAMPLE_GB * GB),
             )
         )
 
-    units = [instance.unit for instance in instances]
-    budgets = host_budgets(host, release, units, staged_bytes, peak_bytes)
-    problems += host_refusals(host, release, units, staged_bytes, peak_bytes)
+    def short(pools_of: Callable[[Instance], HostPools]) -> list[FleetError]:
+        units = [replace(instance.unit, pools=pools_of(instance)) for instance in instances]
+        return host_refusals(host, release, units, staged_bytes, peak_bytes)
 
-    def host_fits(hicache_gb: int) -> bool:
-        wanted = [
-            replace(instance.unit, pools=_sized_pools(checkpoint, release, instance.intent, instance.gpu, hicache_gb))
-            for instance in instances
-        ]
-        return not host_refusals(host, release, wanted, staged_bytes, peak_bytes)
-
-    largest_gb = largest(host_fits, host.total_bytes // GB)
-    if proposal and intent.hicache and budgets[0].shortfall_bytes:
+    refusals = short(lambda instance: instance.unit.pools)
+    largest_gb = largest(
+        lambda size_gb: (
+            not short(lambda instance: _sized_pools(checkpoint, release, instance.intent, instance.gpu, size_gb))
+        ),
+        host.total_bytes // GB,
+    )
+    if proposal and intent.hicache and refusals and not short(lambda _instance: HostPools()):
         proposal = _with_hicache(proposal, largest_gb)
+    warnings += _warnings(checkpoint, release, intent, instances, gpus, host)
     return Plan(
         checkpoint=checkpoint,
         release=release,
         instances=tuple(instances),
-        host=budgets,
-        problems=tuple({str(problem): problem for problem in problems}.values()),
-        warnings=tuple(dict.fromkeys((*warnings, *_warnings(checkpoint, release, intent, instances, gpus, host)))),
+        host=host_budgets(host, release, [instance.unit for instance in instances], staged_bytes, peak_bytes),
+        problems=tuple({str(problem): problem for problem in (*problems, *refusals)}.values()),
+        warnings=tuple(dict.fromkeys(warnings)),
         proposal=proposal,
         largest_hicache_gb=largest_gb,
         weights_bytes=staged_bytes,
