@@ -34,6 +34,7 @@ from .host_memory import (
     host_pools,
     host_refusals,
     largest,
+    shm_refusal,
     tier_refusal,
     unit_rss_bytes,
 )
@@ -308,7 +309,7 @@ def plan(
         ),
         host.total_bytes // GB,
     )
-    if proposal and intent.hicache and refusals and not short(lambda _instance: HostPools()):
+    if proposal and intent.hicache and refusals and shm_refusal(host, staged_bytes) is None:
         proposal = _with_hicache(proposal, largest_gb)
     warnings += _warnings(checkpoint, release, intent, instances, gpus, host)
     return Plan(
