@@ -311,6 +311,8 @@ def plan(
     )
     if proposal and intent.hicache and refusals and shm_refusal(host, staged_bytes) is None:
         proposal = _with_hicache(proposal, largest_gb)
+    if checkpoint.weights is not None and checkpoint.weights.estimated and weights_gib is None:
+        warnings.append(f"{checkpoint.path} holds no shards: its weights are counted from config.json")
     warnings += _warnings(checkpoint, release, intent, instances, gpus, host)
     return Plan(
         checkpoint=checkpoint,
@@ -530,8 +532,6 @@ def _warnings(
     note = coverage_note(release)
     if note:
         found.append(note)
-    if checkpoint.weights is not None and checkpoint.weights.estimated:
-        found.append(f"{checkpoint.path} holds no shards: its weights are counted from config.json")
     if intent.tensor_parallel > 1 and intent.mtp is not None and not behaviour.collects_before_sizing:
         found.append(
             f"SGLang {release} may size the pools far smaller than planned with tensor_parallel and mtp (garbage left "

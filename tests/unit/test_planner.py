@@ -241,6 +241,11 @@ def test_too_little_room_for_activations_is_said():
     assert not any("out-of-memory" in warning for warning in planned("qwen3.6-27b", "0.5.23").warnings)
 
 
+def test_counted_weights_are_said():
+    assert any("holds no shards" in warning for warning in planned("qwen3.6-27b", "0.5.23").warnings)
+    assert planned("qwen3.6-27b", "0.5.23", weights_gib=51.31).warnings == ()
+
+
 def test_garbage_from_loading_is_said():
     four = [{**H200, "index": index} for index in range(4)]
     old, new = (
