@@ -115,17 +115,14 @@ class _Cgroups:
         return max(0, limit_bytes - usage_bytes + cache_bytes)
 
     def held_bytes(self, node: int | None = None) -> int:
-        """Anonymous and shared memory of the running engine units, on one NUMA node or in all.
-
-        cgroup v1 does not say on which node shared memory lies, so no node is credited there.
-        """
+        """Anonymous and shared memory of the running engine units, on one NUMA node or in all."""
         units = sorted((self._root / SLICE).glob(UNITS))
         if node is None:
             names = ("anon", "shmem") if self._v2 else ("total_rss", "total_shmem")
             return sum(_stat(unit / "memory.stat").get(name, 0) for unit in units for name in names)
-        if not self._v2:
-            return 0
-        return sum(_numa_stat(unit / "memory.numa_stat", node) for unit in units)
+        # cgroup v1 counts pages, and shared memory among the anonymous: both are on the same lists.
+        scale = 1 if self._v2 else os.sysconf("SC_PAGE_SIZE")
+        return sum(_numa_stat(unit / "memory.numa_stat", node) * scale for unit in units)
 
 
 def _number(path: Path) -> int | None:
@@ -152,6 +149,6 @@ def _numa_stat(path: Path, node: int) -> int:
     held = 0
     for line in lines:
         name, *values = line.split()
-        if name in ("anon", "shmem"):
+        if name.partition("=")[0] in ("anon", "shmem"):
             held += sum(int(value.partition("=")[2]) for value in values if value.startswith(f"N{node}="))
     return held

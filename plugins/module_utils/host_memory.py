@@ -1,7 +1,7 @@
 """Host RAM of one GPU host: what all its engine units will need together, against what is really available.
 
     host_pools(checkpoint, release, intent, gpu_budget) -> HostPools        # the host tier of one rank
-    host_budgets(host, release, units, weights_bytes, load_peak_bytes) -> the host's sum, then each NUMA node's
+    host_budgets(host, units, weights_bytes, load_peak_bytes) -> the host's sum, then each NUMA node's
 
 GB is 1e9 bytes, as in `--hicache-size`; GiB is 2**30, as in MemAvailable's own arithmetic.
 """
@@ -280,10 +280,8 @@ def reserve_bytes(total_bytes: int) -> int:
     return max(total_bytes // 20, min(ENGINE_RESERVE_BYTES, total_bytes // 10))
 
 
-def host_budgets(
-    host: Host, release: Release, units: Sequence[Unit], weights_bytes: int, load_peak_bytes: int
-) -> tuple[HostBudget, ...]:
-    """The host's budget, then one per NUMA node where the release binds memory to nodes and the nodes are known.
+def host_budgets(host: Host, units: Sequence[Unit], weights_bytes: int, load_peak_bytes: int) -> tuple[HostBudget, ...]:
+    """The host's budget, then one per NUMA node where nodes are known: units bind their memory to their GPUs' nodes.
 
     Args:
         units: all units that will run, those about to be replaced included (host.held_bytes credits what they hold).
@@ -307,7 +305,7 @@ def host_budgets(
             available_bytes=available + host.held_bytes,
         )
     ]
-    if not memory_behaviour(release).membind or any(None in unit.nodes for unit in units):
+    if any(None in unit.nodes for unit in units):
         return tuple(budgets)
     for node in host.nodes:
         here = [(unit, unit.nodes.count(node.index)) for unit in units]
@@ -381,7 +379,7 @@ def host_refusals(
     host: Host, release: Release, units: Sequence[Unit], weights_bytes: int, load_peak_bytes: int
 ) -> list[FleetError]:
     """Everything that is short: the tmpfs, the sums of host_budgets(), and if those fit, SGLang's own check."""
-    budgets = host_budgets(host, release, units, weights_bytes, load_peak_bytes)
+    budgets = host_budgets(host, units, weights_bytes, load_peak_bytes)
     found = [shm_refusal(host, weights_bytes), *(budget.refusal() for budget in budgets)]
     if not any(found):
         found.append(engine_refusal(host, release, units, weights_bytes))

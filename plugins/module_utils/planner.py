@@ -318,7 +318,7 @@ def plan(
         checkpoint=checkpoint,
         release=release,
         instances=tuple(instances),
-        host=host_budgets(host, release, [instance.unit for instance in instances], staged_bytes, peak_bytes),
+        host=host_budgets(host, [instance.unit for instance in instances], staged_bytes, peak_bytes),
         problems=tuple({str(problem): problem for problem in (*problems, *refusals)}.values()),
         warnings=tuple(dict.fromkeys(warnings)),
         proposal=proposal,

@@ -88,7 +88,7 @@ def headroom(plan: Mapping[str, Any], host: Host) -> Headroom:
         return not host_refusals(host, release, wanted, weights_bytes, peak_bytes)
 
     return Headroom(
-        budgets=host_budgets(host, release, units, weights_bytes, peak_bytes),
+        budgets=host_budgets(host, units, weights_bytes, peak_bytes),
         problems=tuple(host_refusals(host, release, units, weights_bytes, peak_bytes)),
         largest_hicache_gb=largest(fits, host.total_bytes // GB),
     )

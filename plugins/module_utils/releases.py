@@ -66,7 +66,6 @@ class MemoryBehaviour:
         hicache_must_exceed_device: a host pool not larger than its device pool is an error (to 0.5.14).
         hicache_check_per_rank: the engine's own check divides the host's memory by the ranks of the launch (0.5.19).
         hicache_check_cgroup: the engine's own check honours cgroup limits (0.5.21).
-        membind: each scheduler is bound to its GPU's NUMA node, memory too (0.5.18).
         collects_before_sizing: garbage left from loading no longer shrinks the pools (0.5.19).
     """
 
@@ -88,7 +87,6 @@ class MemoryBehaviour:
     hicache_must_exceed_device: bool
     hicache_check_per_rank: bool
     hicache_check_cgroup: bool
-    membind: bool
     collects_before_sizing: bool
 
 
@@ -118,7 +116,6 @@ def memory_behaviour(release: Release) -> MemoryBehaviour:
         hicache_must_exceed_device=not since(15),
         hicache_check_per_rank=since(19),
         hicache_check_cgroup=since(21),
-        membind=since(18),
         collects_before_sizing=since(19),
     )
 

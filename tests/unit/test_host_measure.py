@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
 from ansible_collections.llmops.fleet.plugins.module_utils.host_measure import measure_host
@@ -79,10 +81,16 @@ def test_cgroup_v1_limits_and_running_units(host):
     write(root / "memory.usage_in_bytes", f"{90 * GIB}\n")
     write(root / "memory.stat", f"rss 0\ntotal_inactive_file {3 * GIB}\ntotal_active_file {GIB}\n")
     write(root / UNIT / "memory.stat", f"total_rss {4 * GIB}\ntotal_shmem {20 * GIB}\n")
+    pages = GIB // os.sysconf("SC_PAGE_SIZE")
+    write(
+        root / UNIT / "memory.numa_stat",
+        f"total={94 * pages} N0={93 * pages} N1={pages}\nfile={70 * pages} N0={70 * pages} N1=0\n"
+        f"anon={24 * pages} N0={23 * pages} N1={pages}\nunevictable=0 N0=0 N1=0\n",
+    )
     found = measured(host)
     assert found.cgroup_available_bytes == 14 * GIB
     assert found.held_bytes == 24 * GIB
-    assert [node.held_bytes for node in found.nodes] == [0, 0]
+    assert [node.held_bytes for node in found.nodes] == [23 * GIB, GIB]
 
 
 @pytest.mark.parametrize(
