@@ -4,7 +4,7 @@ STEP := tools/step
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 DEMO := -i inventory/demo
 
-.PHONY: setup demo test lint check-flags clean
+.PHONY: setup wheelhouses demo test lint check-flags bench-rolling faults-rolling clean
 .NOTPARALLEL:
 
 setup: ## Install what the control machine lacks
@@ -14,9 +14,11 @@ setup: ## Install what the control machine lacks
 	@$(STEP) "Make the model" $< $@
 	@touch $@
 
-demo: setup .cache/models/tiny-qwen3 ## Deploy onto a test host made here and let it complete a prompt
+wheelhouses: setup .cache/models/tiny-qwen3
 	@$(STEP) "Build the wheelhouse" ansible-playbook playbooks/wheelhouse.yml -e @demo/wheelhouse.yml
 	@$(STEP) "Build the router's wheelhouse" ansible-playbook playbooks/wheelhouse.yml -e @demo/router_wheelhouse.yml
+
+demo: wheelhouses ## Deploy onto a test host made here and let it complete a prompt
 	@$(STEP) "Create the test host" ansible-playbook $(DEMO) tests/hosts/create.yml
 	@$(STEP) "Deploy" ansible-playbook $(DEMO) deploy.yml -l b200
 	@$(STEP) "Ask the router for a completion" ansible-playbook $(DEMO) demo/complete.yml
@@ -37,6 +39,12 @@ check-flags: setup ## Render every profile for five releases against their flag 
 render: setup ## Write what a deployment would put on each host of INVENTORY below OUT, and touch no host
 	@$(STEP) "Render" ansible-playbook -i $(or $(INVENTORY),$(error set INVENTORY)) playbooks/render.yml \
 		-e render_dir=$(abspath $(or $(OUT),$(error set OUT)))
+
+bench-rolling: wheelhouses ## Restart two hosts with two engines each under load; ends with what was lost
+	@$(STEP) "Restart a fleet under load" benchmarks/rolling/run bench
+
+faults-rolling: wheelhouses ## Disturb a rolling restart in every way; the fleet serves after each
+	@$(STEP) "Disturb a rolling restart" benchmarks/rolling/run faults
 
 clean: ## Remove test hosts, their image, caches and the virtual environment
 	@tools/clean

@@ -25,6 +25,12 @@ CHECKED_ARGUMENTS = (
     "--mem-fraction-static",
     "--tp-size",
 )
+# The plan's numbers of a GPU, and what /server_info calls them.
+PLANNED = {
+    "kv_tokens": "max_total_num_tokens",
+    "state_slots": "max_mamba_cache_size",
+    "max_running_requests": "effective_max_running_requests_per_dp",
+}
 # An engine may have this share less than planned before it counts as another one: free memory varies between starts.
 PLAN_TOLERANCE = 0.03
 SAMPLE_REQUESTS = 16
@@ -67,9 +73,10 @@ def differences(info: Mapping[str, Any], instance: Instance, args: tuple[str, ..
     found = [
         (name, value, info[name]) for name, value in wanted.items() if name in info and not _same(value, info[name])
     ]
-    for name, planned in instance.planned.items():
-        if name in info and float(info[name] or 0) < float(planned) * (1 - PLAN_TOLERANCE):
-            found.append((name, planned, info[name]))
+    plan = instance.planned.get("gpu") or {}
+    for planned, name in PLANNED.items():
+        if plan.get(planned) and info.get(name) is not None and info[name] < plan[planned] * (1 - PLAN_TOLERANCE):
+            found.append((name, plan[planned], info[name]))
     return found
 
 

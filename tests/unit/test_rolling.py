@@ -113,7 +113,7 @@ class TestCapacity:
 
 class TestAcceptance:
     def test_arguments_and_plan_are_found_again(self) -> None:
-        instance = replace(INSTANCE, planned={"max_total_num_tokens": 1000, "unknown to the engine": 5})
+        instance = replace(INSTANCE, planned={"gpu": {"kv_tokens": 1000, "state_slots": 0}, "host": {}})
         info = {
             "version": "0.5.23",
             "model_path": "/dev/shm/sglang/tiny",

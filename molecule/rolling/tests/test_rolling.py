@@ -1,0 +1,115 @@
+"""Nothing is lost by a rolling restart, and what stands against one is found while everything still serves."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks/rolling"))
+import bench
+import fleet
+
+ARGS = "/etc/sglang/instances/0/args"
+RECORD = "/etc/sglang/instances/0/instance.json"
+
+
+@pytest.fixture
+def pids():
+    fleet.all_serve(120)
+    before = fleet.main_pids()
+    yield before
+    fleet.all_serve(60)
+
+
+def test_no_request_is_lost_while_a_gpu_of_each_host_is_restarted(pids):
+    bench.start_load(requests=200, rate=4)
+    done = fleet.playbook("restart.yml", "gpus=0", "rolling_serial=100%")
+    said, requests = bench.stop_load()
+    assert done.returncode == 0, done.stdout
+    assert [request for request in requests if request["outcome"] != "ok"] == [], said
+    now = fleet.main_pids()
+    assert {engine for engine in pids if pids[engine] != now[engine]} == {(host, "0") for host in fleet.HOSTS}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (f"sed -i '$a --no-such-flag' {ARGS}", "--no-such-flag"),
+        (f'sed -i \'s/"host_ram_bytes": [0-9]*/"host_ram_bytes": 999999999999/\' {RECORD}', "GiB of RAM"),
+        ("mv /dev/shm/sglang/tiny-qwen3/READY /root/", "READY"),
+    ],
+    ids=["flag rejected", "RAM short", "weights gone"],
+)
+def test_what_cannot_start_is_not_stopped(pids, spoil, said):
+    host = fleet.HOSTS[0]
+    fleet.on(host, f"cp {ARGS} {RECORD} /root/; {spoil}")
+    try:
+        done = fleet.playbook("restart.yml", "gpus=0")
+    finally:
+        fleet.on(host, f"cp /root/args {ARGS}; cp /root/instance.json {RECORD}")
+        fleet.on(host, "test ! -e /root/READY || mv /root/READY /dev/shm/sglang/tiny-qwen3/")
+    assert done.returncode != 0
+    assert said in done.stdout
+    assert fleet.main_pids() == pids
+
+
+def test_nothing_stops_while_a_router_is_down_and_its_list_comes_back(pids):
+    fleet.on(fleet.ROUTERS[1], "systemctl stop sglang-router")
+    try:
+        done = fleet.playbook("restart.yml", "gpus=0")
+    finally:
+        fleet.on(fleet.ROUTERS[1], "systemctl start sglang-router")
+    assert done.returncode != 0
+    assert "expected router http://roll-router-2:8000 to answer" in " ".join(done.stdout.split())
+    assert fleet.main_pids() == pids
+    fleet.all_serve(30)
+
+
+def test_a_drain_that_does_not_end_leaves_the_request_and_the_worker(pids):
+    body = json.dumps({"model": "tiny-qwen3", "prompt": "long", "max_tokens": 3000, "ignore_eos": True})
+    answers = []
+
+    def long_request():
+        command = f"curl -sf -H 'Content-Type: application/json' -d '{body}' http://127.0.0.1:30000/v1/completions"
+        answers.append(fleet.on(fleet.HOSTS[0], command))
+
+    thread = threading.Thread(target=long_request)
+    thread.start()
+    variables = json.dumps({"gpus": "0", "sglang_instances_rolling": {"drain_timeout_s": 1}})
+    done = fleet.playbook("restart.yml", variables)
+    thread.join()
+    assert done.returncode != 0
+    words = " ".join(done.stdout.split())
+    assert "to pass `drain`" in words
+    assert "it runs on, as before" in words
+    assert json.loads(answers[0])["usage"]["completion_tokens"] == 3000
+    assert fleet.main_pids() == pids
+    bundle = fleet.on(fleet.HOSTS[0], "ls -d /var/lib/sglang/failures/* | tail -1").strip()
+    assert "running" in fleet.on(fleet.HOSTS[0], f"cat {bundle}/failure.txt")
+    secret = subprocess.run([*fleet.SSH, fleet.HOSTS[0], f"grep -r {fleet.key()} {bundle}"], capture_output=True)
+    assert secret.stdout == b""
+
+
+def test_the_last_worker_is_not_taken_out(pids):
+    others = [engine for engine in fleet.ENGINES if engine != (fleet.HOSTS[0], "0")]
+    for host, name in others:
+        fleet.on(host, f"sglang-fleet drain {name}")
+    try:
+        variables = json.dumps({"gpus": "0", "sglang_instances_rolling": {"capacity_timeout_s": 1}})
+        done = fleet.playbook("restart.yml", variables, "rolling_serial=1")
+    finally:
+        for host, name in others:
+            fleet.on(host, f"sglang-fleet enter {name}")
+    assert done.returncode != 0
+    assert "1 healthy workers left" in " ".join(done.stdout.split())
+    assert fleet.main_pids() == pids
+
+
+def test_a_router_restart_loses_nothing_where_two_exist(pids):
+    bench.start_load(requests=40, rate=4)
+    fleet.on(fleet.ROUTERS[1], "systemctl restart sglang-router")
+    said, requests = bench.stop_load()
+    assert [request for request in requests if request["outcome"] != "ok"] == [], said
