@@ -25,7 +25,6 @@ FIELD_RECORD = Intent(
     max_mamba_cache_size=48,
     state_strategy="extra_buffer",
     hicache_gb=20,
-    page_size=64,
     kv_dtype="fp8_e4m3",
 )
 LAUNCH = Launch(

@@ -224,8 +224,8 @@ def _managed(intent: Intent, release: Release, launch: Launch, hybrid: bool) -> 
     yield "port", str(launch.port), "this instance's HTTP port"
     yield "nccl_port", str(launch.nccl_port), "a port of its own: two engines that pick one at random may collide"
     yield "metrics", None, "drain, verification and monitoring read /metrics"
+    yield "device", launch.accelerator, "the host's accelerator"
     if cpu:
-        yield "device", "cpu", "the host's accelerator"
         yield "no_graphs", None if release < RENAMED else "disabled", "a CPU has no CUDA graphs"
         yield "sleep_on_idle", None, "an idle engine leaves its core to the others"
     if intent.tensor_parallel > 1:

@@ -227,6 +227,13 @@ RULES: tuple[Rule, ...] = (
         _odd_page,
     ),
     Rule(
+        "MTP with a page_size above 1",
+        "the default attention backend of Hopper and Blackwell is not chosen then; on a B200 it is triton with pages of one",
+        "leave page_size out",
+        lambda c: c.intent.mtp is not None and (c.intent.page_size or 1) > 1,
+        fails=False,
+    ),
+    Rule(
         "a --mamba-track-interval that is no multiple of page_size",
         "state is tracked at the ends of pages",
         "make it a multiple of page_size",

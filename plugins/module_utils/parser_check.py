@@ -138,7 +138,7 @@ def check(
     request = json.dumps({"resolve": resolve, "command_lines": [list(argv) for argv in command_lines.values()]})
     with tempfile.TemporaryDirectory() as home:
         result = subprocess.run(
-            [python, "-c", prelude + inspect.getsource(parser_probe)],
+            [python, "-c", f"{prelude}\nexec({inspect.getsource(parser_probe)!r})"],
             input=request,
             capture_output=True,
             text=True,

@@ -246,6 +246,7 @@ def test_known_bad_combinations_are_refused_with_a_reason(
         (HICACHE, "0.5.23", {"extra_args": ("--hicache-storage-backend=shm",)}, "/dev/shm"),
         (Intent(mtp=Speculation(3, 4, 8)), "0.5.23", {}, "topk above 1"),
         (Intent(state_dtype="bfloat16"), "0.5.23", {}, "flashinfer"),
+        (replace(STATE, page_size=64), "0.5.23", {}, "leave page_size out"),
         (STATE, "0.5.23", {"extra_args": ("--disable-overlap-schedule",)}, "four state slots"),
     ],
 )
