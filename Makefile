@@ -4,7 +4,7 @@ STEP := tools/step
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 DEMO := -i inventory/demo
 
-.PHONY: setup wheelhouses demo test lint check-flags bench-rolling faults-rolling clean
+.PHONY: setup wheelhouses demo test lint check-flags check-flags-real bench-rolling faults-rolling clean
 .NOTPARALLEL:
 
 setup: ## Install what the control machine lacks
@@ -30,11 +30,14 @@ lint: setup ## Check style, types and good practice
 	@$(STEP) "Check Python's format" ruff format --check .
 	@$(STEP) "Check the core's types" mypy -p ansible_collections.llmops.fleet.plugins.module_utils
 
-test: setup ## Run all tests; the test hosts come and go with them
+test: wheelhouses ## Run all tests; the test hosts come and go with them
 	@$(STEP) "Test" pytest --durations=15 tests/unit tests/integration
 
 check-flags: setup ## Render every profile for five releases against their flag lists
 	@$(STEP) "Check the flags" env PYTHONPATH=.collections python tests/check_flags.py
+
+check-flags-real: setup wheelhouses ## Have the real parsers of the five releases judge every profile
+	@$(STEP) "Check the flags with the real parsers" env PYTHONPATH=.collections python tests/check_flags_real.py
 
 render: setup ## Write what a deployment would put on each host of INVENTORY below OUT, and touch no host
 	@$(STEP) "Render" ansible-playbook -i $(or $(INVENTORY),$(error set INVENTORY)) playbooks/render.yml \

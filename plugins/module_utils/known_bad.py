@@ -228,7 +228,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "MTP with a page_size above 1",
-        "the default attention backend of Hopper and Blackwell is not chosen then; on a B200 it is triton with pages of one",
+        "the fastest attention backend is not chosen then; a B200 falls back to triton with pages of one token",
         "leave page_size out",
         lambda c: c.intent.mtp is not None and (c.intent.page_size or 1) > 1,
         fails=False,

@@ -430,9 +430,11 @@ def command_line(deployment: Deployment, placement: Placement, planned: Planned)
 
 @dataclass(frozen=True)
 class Rendering:
-    """All files of a host's engines in the order in which they are written, and warnings for people."""
+    """All files of a host's engines in the order in which they are written, the engines' command lines by instance, and
+    warnings for people."""
 
     files: tuple[File, ...]
+    command_lines: Mapping[str, CommandLine]
     warnings: tuple[str, ...]
     start_timeout_s: int
 
@@ -450,11 +452,10 @@ def render(deployment: Deployment, placements: Sequence[Placement], plan: HostPl
         File(f"{SYSTEMD_DIR}/{PROBE_UNIT}", probe),
         File(f"{SYSTEMD_DIR}/{PROBE_TIMER}", timer),
     ]
-    warnings: list[str] = []
+    command_lines: dict[str, CommandLine] = {}
     for placement, share in zip(placements, shares, strict=True):
         own = drop_in(deployment, placement, share)
-        line = command_line(deployment, placement, share)
-        warnings += line.warnings
+        line = command_lines[placement.name] = command_line(deployment, placement, share)
         uuids = tuple(gpu.uuid or "" for gpu in placement.gpus)
         record = Instance(
             name=placement.name,
@@ -492,4 +493,5 @@ def render(deployment: Deployment, placements: Sequence[Placement], plan: HostPl
                 (RECORD, record.to_json()),
             )
         ]
-    return Rendering(tuple(files), tuple(dict.fromkeys(warnings)), start_s)
+    warnings = dict.fromkeys(warning for line in command_lines.values() for warning in line.warnings)
+    return Rendering(tuple(files), command_lines, tuple(warnings), start_s)

@@ -30,24 +30,12 @@ options:
     type: str
     required: true
   instances:
-    description: The command lines to check.
+    description:
+      - The command lines to check, each with C(name), C(arguments) of C(sglang.launch_server) and C(environment), as
+        M(llmops.fleet.instances) returns them. Other keys are ignored.
     type: list
     elements: dict
     required: true
-    suboptions:
-      name:
-        description: Name of the instance.
-        type: str
-        required: true
-      arguments:
-        description: Arguments of C(sglang.launch_server).
-        type: list
-        elements: str
-        required: true
-      environment:
-        description: Environment variables of the instance.
-        type: dict
-        default: {}
   model_path:
     description: Directory of the staged model; while it has no C(config.json), command lines are parsed, not resolved.
     type: path
@@ -89,16 +77,11 @@ from ansible_collections.llmops.fleet.plugins.module_utils.releases import Relea
 
 
 def main() -> None:
-    instance_spec = {
-        "name": {"type": "str", "required": True},
-        "arguments": {"type": "list", "elements": "str", "required": True},
-        "environment": {"type": "dict", "default": {}},
-    }
     module = AnsibleModule(
         argument_spec={
             "python": {"type": "path", "required": True},
             "version": {"type": "str", "required": True},
-            "instances": {"type": "list", "elements": "dict", "required": True, "options": instance_spec},
+            "instances": {"type": "list", "elements": "dict", "required": True},
             "model_path": {"type": "path", "required": True},
             "allow_known_bad": {"type": "bool", "default": False},
         },

@@ -169,11 +169,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 instances:
-  description: Name, unit and URL of each instance.
+  description: Name, unit, URL, arguments and environment of each instance.
   returned: success
   type: list
   elements: dict
-  sample: [{name: "0", unit: sglang@0.service, url: "http://127.0.0.1:30000"}]
+  sample:
+    - name: "0"
+      unit: sglang@0.service
+      url: http://127.0.0.1:30000
+      arguments: [--port=30000]
+      environment: {HF_HUB_OFFLINE: "1"}
 start_timeout_s:
   description: Longest time in seconds that a start may take.
   returned: success
@@ -260,7 +265,13 @@ def main() -> None:
         changed=bool(written.changes),
         diff=[change.diff() for change in written.changes],
         instances=[
-            {"name": placement.name, "unit": placement.unit, "url": url(deployment.advertise, placement.port)}
+            {
+                "name": placement.name,
+                "unit": placement.unit,
+                "url": url(deployment.advertise, placement.port),
+                "arguments": rendering.command_lines[placement.name].argv(),
+                "environment": {name: value for name, value, _ in rendering.command_lines[placement.name].environment},
+            }
             for placement in placements
         ],
         start_timeout_s=rendering.start_timeout_s,
