@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .errors import FleetError
+from .prerequisites import observe, require
 from .releases import Release
 from .units import gb
 from .wheelhouse import Wheelhouse, sha256
@@ -51,6 +52,10 @@ class Source:
                 "set sglang_engine_wheelhouse, or write sglang_engine_lock with playbooks/lock.yml",
             )
         return self.lock
+
+    def packages(self) -> set[str]:
+        """Names of the locked packages."""
+        return {line.split("==")[0] for line in self.lock_text().splitlines() if "==" in line and line[0].isalpha()}
 
     def install_bytes(self) -> int:
         """Disk that the installation takes."""
@@ -108,14 +113,16 @@ class Engines:
                     return str(file)
         return None
 
-    def ensure(self, name: str, version: Release, source: Source, python: str, check: bool = False) -> bool:
+    def ensure(
+        self, name: str, version: Release, source: Source, python: str, accelerator: str = "cpu", check: bool = False
+    ) -> bool:
         """Install `version` as `<root>/<name>` unless it is there; returns whether that was, or is, needed.
 
-        Raises FleetError before anything is written where the Python, the source or the disk is unfit, or where the
+        Raises FleetError before anything is written where the host, the source or the disk is unfit, or where the
         name is taken by other packages that are in use; and after removing what it wrote where the installation fails.
         """
-        python_version = _python_version(python)
-        wanted = Installation(str(version), python_version, _digest(source))
+        host = observe(python)
+        wanted = Installation(str(version), host.python, _digest(source))
         found = self.installed().get(name)
         if found == wanted:
             return False
@@ -126,7 +133,8 @@ class Engines:
                 f"others ({found}), in use by {user}",
                 "give the new ones a directory of their own: set sglang_engine_build",
             )
-        self._check_fit(version, source, python_version)
+        require(version, accelerator, host, source.packages())
+        self._check_fit(version, source, host.python)
         if not check:
             self._install(self.root / name, wanted, source, python)
         return True
@@ -226,13 +234,6 @@ def _check_tags(house: Wheelhouse, python_version: str) -> None:
                 f"{wheel.path.name}",
                 "set sglang_engine_python to a Python of that version, or build the wheelhouse with this one",
             )
-
-
-def _python_version(python: str) -> str:
-    answer = _run([python, "-c", "import platform; print(platform.python_version())"], "a version number").strip()
-    if tuple(int(part) for part in answer.split(".")[:2]) < (3, 10):
-        raise FleetError(f"Python 3.10 or later as {python}", answer, "set sglang_engine_python to a newer one")
-    return answer
 
 
 def _uv(source: Source, root: Path) -> str | None:

@@ -49,6 +49,11 @@ options:
     description: Python on the host that the environment is made with.
     type: path
     default: /usr/bin/python3
+  accelerator:
+    description: What the engine computes on; on C(cuda) the driver and what compiles kernels are checked.
+    type: str
+    choices: [cuda, cpu]
+    default: cuda
   keep:
     description: How many installations stay, the wanted one included.
     type: int
@@ -105,6 +110,7 @@ def main() -> None:
             "lock": {"type": "str", "default": ""},
             "extra_packages": {"type": "list", "elements": "str", "default": []},
             "python": {"type": "path", "default": "/usr/bin/python3"},
+            "accelerator": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
             "keep": {"type": "int", "default": 2},
             "references": {"type": "list", "elements": "path", "default": []},
             "activate": {"type": "bool", "default": False},
@@ -119,8 +125,9 @@ def main() -> None:
     name = given["version"] + (f"-{given['build']}" if given["build"] else "")
     try:
         before, current_before = set(engines.installed()), engines.current()
+        release = Release.parse(given["version"])
         installed = engines.ensure(
-            name, Release.parse(given["version"]), source, given["python"], check=module.check_mode
+            name, release, source, given["python"], given["accelerator"], check=module.check_mode
         )
         activated = given["activate"] and engines.activate(name, check=module.check_mode)
         removed = engines.prunable(name, given["keep"])
