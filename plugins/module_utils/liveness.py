@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from .errors import FleetError
 from .http_api import parse_metrics, request
 from .instance import Instance, is_ready, running
 from .launch import NotReady, generate
-from .registration import stay_entered
+from .registration import leave, stay_entered
 from .start_checks import add_instance_arguments
 
 PROGRESS = ("sglang:prompt_tokens_total", "sglang:generation_tokens_total")
@@ -42,9 +43,9 @@ def probe(options: argparse.Namespace) -> int:
     """`sglang-fleet probe NAME`: have one token generated within the instance's probe time-out.
 
     A probe that gets none is a failure only if the engine's token counters stood still meanwhile: under a long queue
-    it may wait its turn. After probe_failures of them in a row the engine's main process is killed, which takes its
-    schedulers along, and systemd's Restart= replaces it. Raises Wedged then, and NotReady for a failure before.
-    A probe that gets its token also has the engine registered again where a router lost it.
+    it may wait its turn. A failure takes the engine off its routers; after probe_failures in a row its main process is
+    killed, which takes its schedulers along, and systemd's Restart= replaces it. Raises Wedged then, and NotReady for a
+    failure before. A probe that gets its token has the engine registered again where a router does not list it.
     """
     instance = Instance.read(options.name, options.config_dir)
     started = running(instance.name, options.runtime_dir)
@@ -60,6 +61,8 @@ def probe(options: argparse.Namespace) -> int:
             return 0
         failures = _failures(state_file, started.pid) + 1
         state_file.write_text(json.dumps({"pid": started.pid, "failures": failures}) + "\n", encoding="utf-8")
+        with suppress(FleetError):
+            leave(instance)
         if failures < instance.probe_failures:
             raise
         os.kill(started.pid, signal.SIGKILL)

@@ -23,6 +23,10 @@ from .units import gib
 
 POLL_S = 1.0
 RESERVATION_GRACE_S = 30.0
+DEVICE_PATIENCE_S = 60.0
+PORT_PATIENCE_S = 30.0
+GPU_PATIENCE_S = 120.0
+RAM_PATIENCE_S = 30.0
 
 
 class NotNow(FleetError):
@@ -169,14 +173,17 @@ def wait(check: Callable[[], None], patience_s: float) -> None:
 def prestart(options: argparse.Namespace) -> int:
     """`sglang-fleet prestart NAME`: everything of the moment that the start of this engine needs."""
     instance = Instance.read(options.name, options.config_dir)
-    wait(lambda: check_devices(instance), 60)
+    wait(lambda: check_devices(instance), DEVICE_PATIENCE_S)
     wait(lambda: check_weights(instance), 0)
-    wait(lambda: check_ports(instance), 30)
+    wait(lambda: check_ports(instance), PORT_PATIENCE_S)
     if instance.accelerator == "cuda":
-        wait(lambda: check_gpu_users(instance, observe().gpus), 120)
+        wait(lambda: check_gpu_users(instance, observe().gpus), GPU_PATIENCE_S)
     others_start = reservations(options.runtime_dir)
     try:
-        wait(lambda: reserve_ram(instance, options.runtime_dir), instance.start_timeout_s if others_start else 60)
+        wait(
+            lambda: reserve_ram(instance, options.runtime_dir),
+            instance.start_timeout_s if others_start else RAM_PATIENCE_S,
+        )
     except RamTooSmall as refusal:
         print(*refusal.table, sep="\n", flush=True)
         raise

@@ -115,6 +115,9 @@ def probed(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(liveness, "is_ready", lambda name, started, runtime_dir: True)
     engine.killed = []
     monkeypatch.setattr(liveness.os, "kill", lambda pid, signal: engine.killed.append((pid, signal)))
+    engine.routers = []
+    monkeypatch.setattr(liveness, "leave", lambda instance: engine.routers.append("left"))
+    monkeypatch.setattr(liveness, "enter", lambda instance, anew: engine.routers.append("entered"))
     options = SimpleNamespace(name="0", config_dir=tmp_path, runtime_dir=tmp_path)
     engine.probe = lambda: liveness.probe(options)
     engine.state = tmp_path / "0" / liveness.STATE
@@ -152,8 +155,11 @@ def test_progress_is_read_from_the_metrics(probed):
 def test_one_good_probe_makes_up_for_earlier_ones(probed):
     with pytest.raises(core.NotReady):
         probed.probe()
+    assert probed.routers == ["left"]
     probed.answers["/v1/completions"] = COMPLETION
     assert probed.probe() == 0
+    assert probed.probe() == 0
+    assert probed.routers == ["left", "entered"]
     del probed.answers["/v1/completions"]
     with pytest.raises(core.NotReady):
         probed.probe()
