@@ -54,7 +54,8 @@ def serving(host, name):
 
 @pytest.fixture(autouse=True)
 def both_serve(host, request):
-    """Both engines serve before each test; after a failed one the journal is shown."""
+    """Both engines serve before each test, their starts counted anew; after a failed one the journal is shown."""
+    host.check_output("systemctl reset-failed sglang@0 sglang@1")
     for name in ("0", "1"):
         eventually(lambda name=name: serving(host, name), 90)
     failed = request.session.testsfailed
