@@ -56,7 +56,7 @@ class Request:
         return cls(
             checkpoint=read_checkpoint(directory, shards="weights_gib" not in given),
             release=Release.parse(given["engine_version"]),
-            gpus=_gpus(given.get("gpus"), accelerator),
+            gpus=_gpus(given.get("gpus"), accelerator, given.get("gpu_total_mib")),
             host=Host.from_mapping(given["host"]) if "host" in given else measure_host(staged),
             intent=Intent.from_mapping(
                 {**given.get("intent", {}), **{name: value for name, value in given.items() if name in known}}
@@ -111,11 +111,16 @@ def plan_from_options(options: Mapping[str, Any]) -> Plan:
     return Request.from_options(options).plan(options.get("profile"))
 
 
-def _gpus(declared: Sequence[int | Mapping[str, Any]] | None, accelerator: str) -> tuple[Gpu, ...]:
-    """The declared GPUs, completed by what the driver shows; all that it shows where none is declared."""
-    entries = [entry if isinstance(entry, Mapping) else {"index": entry} for entry in declared or ()]
+def _gpus(
+    declared: Sequence[int | Mapping[str, Any]] | None, accelerator: str, total_mib: int | None
+) -> tuple[Gpu, ...]:
+    """The declared GPUs, completed by total_mib or what the driver shows; all that it shows where none is declared."""
+    entries = [
+        {"total_mib": total_mib, **(entry if isinstance(entry, Mapping) else {"index": entry})}
+        for entry in declared or ()
+    ]
     if accelerator == "cpu":
-        return tuple(Gpu.from_mapping({"total_mib": 1, **entry}) for entry in entries)
+        return tuple(Gpu.from_mapping({**entry, "total_mib": entry["total_mib"] or 1}) for entry in entries)
     if entries and all(entry.get("total_mib") or entry.get("free_gib") for entry in entries):
         return tuple(Gpu.from_mapping(entry) for entry in entries)
     try:

@@ -32,6 +32,9 @@ options:
       - An entry may be an index alone. What is not declared is asked of the driver; all GPUs for an empty list.
     type: list
     elements: raw
+  gpu_total_mib:
+    description: Memory of each GPU that is declared without it, as nvidia-smi shows it; the driver is not asked then.
+    type: int
   tensor_parallel:
     description: GPUs that one instance spans, 1 where absent.
     type: int
@@ -241,6 +244,7 @@ def main() -> None:
             "engine_version": {"type": "str", "required": True},
             "accelerator": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
             "gpus": {"type": "list", "elements": "raw"},
+            "gpu_total_mib": {"type": "int"},
             "tensor_parallel": {"type": "int"},
             "mem_fraction_static": {"type": "float"},
             "context_length": {"type": "int"},
