@@ -78,8 +78,16 @@ def test_exposure_is_low(rendered, host, unit, most):
 def test_systemd_complains_of_nothing_but_commands_that_are_not_installed_here(rendered, host):
     directory = rendered / host / "etc/systemd/system"
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--recursive-errors=no", "sglang@0.service", "sglang-probe@0.timer"]
-        + ["sglang-router.service", "sglang-router-workers.service", "sglang.slice"],
+        [
+            "systemd-analyze",
+            "verify",
+            "--recursive-errors=no",
+            "sglang@0.service",
+            "sglang-probe@0.timer",
+            "sglang-router.service",
+            "sglang-router-workers.service",
+            "sglang.slice",
+        ],
         capture_output=True,
         text=True,
         env={"SYSTEMD_UNIT_PATH": f"{directory}:", "PATH": "/usr/bin:/bin"},
