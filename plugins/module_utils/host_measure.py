@@ -51,6 +51,7 @@ def measure_host(
         available_bytes=meminfo["MemAvailable"],
         shm_size_bytes=size_bytes,
         shm_used_bytes=used_bytes,
+        shm_may_grow=True,
         staged_bytes=_staged_bytes(staged) if staged else None,
         cgroup_available_bytes=cgroups.available_bytes(),
         held_bytes=cgroups.held_bytes(),

@@ -176,6 +176,7 @@ class Host:
     Attributes:
         available_bytes: MemAvailable.
         shm_size_bytes, shm_used_bytes: the tmpfs that holds the weights; None where not declared.
+        shm_may_grow: its size is no limit yet, because staging enlarges it where the weights want more.
         staged_bytes: weights already in that tmpfs, or None to take shm_used_bytes for it.
         cgroup_available_bytes: what the tightest cgroup limit over the units still allows, or None without a limit.
         held_bytes: held by running units of ours that are about to be replaced.
@@ -186,6 +187,7 @@ class Host:
     available_bytes: int
     shm_size_bytes: int | None = None
     shm_used_bytes: int | None = None
+    shm_may_grow: bool = False
     staged_bytes: int | None = None
     cgroup_available_bytes: int | None = None
     held_bytes: int = 0
@@ -380,7 +382,9 @@ def host_refusals(
 ) -> list[FleetError]:
     """Everything that is short: the tmpfs, the sums of host_budgets(), and if those fit, SGLang's own check."""
     budgets = host_budgets(host, units, weights_bytes, load_peak_bytes)
-    found = [shm_refusal(host, weights_bytes), *(budget.refusal() for budget in budgets)]
+    found = [budget.refusal() for budget in budgets]
+    if not host.shm_may_grow:
+        found.insert(0, shm_refusal(host, weights_bytes))
     if not any(found):
         found.append(engine_refusal(host, release, units, weights_bytes))
     return [refusal for refusal in found if refusal]

@@ -309,7 +309,10 @@ def plan(
         ),
         host.total_bytes // GB,
     )
-    if proposal and intent.hicache and refusals and shm_refusal(host, staged_bytes) is None:
+    small_tmpfs = shm_refusal(host, staged_bytes)
+    if small_tmpfs and host.shm_may_grow:
+        warnings.append(f"the tmpfs must grow: {small_tmpfs}")
+    if proposal and intent.hicache and refusals and (host.shm_may_grow or not small_tmpfs):
         proposal = _with_hicache(proposal, largest_gb)
     if checkpoint.weights is not None and checkpoint.weights.estimated and weights_gib is None:
         warnings.append(f"{checkpoint.path} holds no shards: its weights are counted from config.json")

@@ -41,15 +41,10 @@ EXAMPLES = r"""
 
 RETURN = r"""
 table:
-  description: The sums, in lines for people.
+  description: The sums, in lines for people; where it fails they stand in the message.
   type: list
   elements: str
-  returned: always
-problems:
-  description: What is short.
-  type: list
-  elements: str
-  returned: always
+  returned: success
 largest_hicache_gb:
   description: Largest hicache_gb per GPU that would fit, 0 for none.
   type: int
@@ -80,15 +75,11 @@ def main() -> None:
         found = headroom(module.params["plan"], host)
     except FleetError as error:
         module.fail_json(msg=str(error))
-    result = {
-        "changed": False,
-        "table": found.table().splitlines(),
-        "problems": [str(problem) for problem in found.problems],
-        "largest_hicache_gb": found.largest_hicache_gb,
-    }
+    largest_gb = found.largest_hicache_gb
     if found.problems:
-        module.fail_json(msg="\n".join([*result["problems"], *result["table"]]), **result)
-    module.exit_json(**result)
+        refusal = "\n".join([*map(str, found.problems), found.table()])
+        module.fail_json(msg=refusal, largest_hicache_gb=largest_gb)
+    module.exit_json(changed=False, table=found.table().splitlines(), largest_hicache_gb=largest_gb)
 
 
 if __name__ == "__main__":

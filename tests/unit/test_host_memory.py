@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
+from ansible_collections.llmops.fleet.plugins.module_utils.checkpoint import read_checkpoint
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
+from ansible_collections.llmops.fleet.plugins.module_utils.gpu_memory import Gpu
 from ansible_collections.llmops.fleet.plugins.module_utils.host_memory import (
     Host,
     engine_refusal,
     reserve_bytes,
 )
+from ansible_collections.llmops.fleet.plugins.module_utils.intent import Intent
+from ansible_collections.llmops.fleet.plugins.module_utils.planner import plan as make_plan
+from ansible_collections.llmops.fleet.plugins.module_utils.releases import Release
 from ansible_collections.llmops.fleet.plugins.module_utils.units import GB, GIB
 
-from .planning import B200, FIXTURES, H200, MTP, RTX, WEIGHTS_27B_GIB, budget, planned
+from .planning import B200, FIXTURES, H200, MTP, RTX, SHAPES, WEIGHTS_27B_GIB, budget, planned
 
 
 def gpus(count, card=RTX, nodes=None):
@@ -249,6 +255,16 @@ def test_weights_are_counted_once_and_only_where_not_yet_written():
     assert dict(staged.host[0].parts)["weights still to be written to tmpfs"] == 0
     small = planned("qwen3.6-27b", "0.5.23", host={**host, "shm_size_gib": 48, "shm_used_gib": 0})
     assert "tmpfs" in str(small.problems[0])
+
+
+def test_a_tmpfs_that_staging_enlarges_is_no_reason_to_refuse():
+    host = Host(total_bytes=512 * GIB, available_bytes=300 * GIB, shm_size_bytes=48 * GIB, shm_used_bytes=0)
+    gpu = Gpu.from_mapping(RTX)
+    checkpoint, release = read_checkpoint(SHAPES / "qwen3.6-27b"), Release.parse("0.5.23")
+    assert not make_plan(checkpoint, release, [gpu], Intent(), host).fits
+    growing = make_plan(checkpoint, release, [gpu], Intent(), replace(host, shm_may_grow=True))
+    assert growing.fits
+    assert any("tmpfs must grow" in warning for warning in growing.warnings)
 
 
 @pytest.mark.parametrize(
