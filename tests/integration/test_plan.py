@@ -74,7 +74,7 @@ def inventory(tmp_path):
                 "sglang_weights_source": str(SHAPE),
                 "sglang_instances_gpus": [{"index": index, "total_mib": 97887} for index in range(8)],
                 "sglang_instances_intent": {"concurrency": 16, "tokens_per_request": 8192, "hicache_gb": 50},
-                "declared_host": HOST,
+                "sglang_instances_declared": {"host": HOST},
             },
         }
     }
@@ -86,13 +86,25 @@ def inventory(tmp_path):
 @pytest.mark.parametrize("mode", [[], ["--check", "--diff"]])
 def test_plan_yml_shows_and_writes_the_plan(inventory, tmp_path, mode):
     report = tmp_path / "plan.html"
-    done = run("ansible-playbook", "-i", str(inventory), "plan.yml", "-e", f"report={report}", *mode)
+    done = run(
+        "ansible-playbook", "-i", str(inventory), "plan.yml", "-e", f"report={report}", "-e", "declared=true", *mode
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "node-1: qwen3.6-27b" in done.stdout
     for words in ("*intent", "*bulk", "GPU 7", "Host RAM with", "Problem (mtp_hicache)"):
         assert words in done.stdout
     page = report.read_text()
     assert all(f"<h2>{host}</h2>" in page for host in ("node-1", "node-2"))
-    again = run("ansible-playbook", "-i", str(inventory), "plan.yml", "-e", f"report={report}", *mode)
+    again = run(
+        "ansible-playbook", "-i", str(inventory), "plan.yml", "-e", f"report={report}", "-e", "declared=true", *mode
+    )
     assert "changed=0" in again.stdout
     assert "changed=1" not in again.stdout
+
+
+def test_the_example_is_planned_without_asking_a_host():
+    done = run("ansible-playbook", "-i", "inventory/example", "plan.yml", "-c", "local", "-e", "declared=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for host in ("b200-node-1", "rtxpro6000-node-1"):
+        assert f"{host}: qwen3.6-27b" in done.stdout
+    assert "NO" not in next(line for line in done.stdout.splitlines() if line.strip().startswith("starts")).split()
