@@ -19,6 +19,7 @@ from . import (
     router_service,
     staging,
     start_checks,
+    status,
     weights_peer,
 )
 from .errors import FleetError
@@ -31,6 +32,7 @@ PARTS: tuple[ModuleType, ...] = (
     router_service,
     staging,
     start_checks,
+    status,
     weights_peer,
 )
 
