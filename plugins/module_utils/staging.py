@@ -190,11 +190,17 @@ def published_listing(manifest: Manifest | None) -> dict[str, str]:
 
 
 def open_source(
-    address: str, exclude: Sequence[str], access: Access, files: Sequence[Mapping[str, object]] | None = None
+    address: str,
+    exclude: Sequence[str],
+    access: Access,
+    files: Sequence[Mapping[str, object]] | None = None,
+    manifest: str | None = None,
 ) -> Source:
-    """The source at `address`: `files` that somebody listed, an HTTP(S) mirror, or a directory."""
+    """The source at `address`: `files` that somebody listed, a server with a known manifest, a mirror, a directory."""
     if files is not None:
         return HttpFiles.signed(address, files, access)
+    if manifest is not None:
+        return HttpFiles.listed(address, Manifest.parse(manifest, f"the manifest given for {address}"), exclude, access)
     if address.startswith(("http://", "https://")):
         return HttpFiles.mirror(address, exclude, access)
     return Directory(Path(address), exclude)

@@ -89,23 +89,25 @@ class HttpFiles:
                 "none",
                 f"make one where the model lies: sha256sum * > {SUMS}",
             )
-        sizes: dict[str, int] = {}
         if name == READY:
-            records = Manifest.parse(answer[0], base + name).files
-            sizes = {path: record.size_bytes for path, record in records.items()}
-            sums = {path: record.sha256 for path, record in records.items()}
-        else:
-            sums = parse_sums(answer[0], base + name)
-        sums = {path: sha256 for path, sha256 in sums.items() if selected(path, exclude)}
+            return cls.listed(base, Manifest.parse(answer[0], base + name), exclude, access)
+        sums = {path: sha256 for path, sha256 in parse_sums(answer[0], base + name).items() if selected(path, exclude)}
         urls = {path: base + urllib.parse.quote(path) for path in sums}
         with ThreadPoolExecutor(8) as pool:
-            missing = [path for path in sums if path not in sizes]
-            sizes |= dict(zip(missing, pool.map(lambda path: _size_bytes(urls[path], access), missing), strict=True))
-        return cls(
-            base,
-            {SourceFile(path, sizes[path], sha256, sha256): urls[path] for path, sha256 in sums.items()},
-            access,
-        )
+            sizes = dict(zip(sums, pool.map(lambda path: _size_bytes(urls[path], access), sums), strict=True))
+        files = {SourceFile(path, sizes[path], sha256, sha256): urls[path] for path, sha256 in sums.items()}
+        return cls(base, files, access)
+
+    @classmethod
+    def listed(cls, address: str, manifest: Manifest, exclude: Iterable[str], access: Access) -> HttpFiles:
+        """A directory on a server whose READY manifest is known already; asks the server nothing."""
+        base = address.rstrip("/") + "/"
+        files = {
+            SourceFile(path, record.size_bytes, record.sha256, record.sha256): base + urllib.parse.quote(path)
+            for path, record in manifest.files.items()
+            if selected(path, exclude)
+        }
+        return cls(base, files, access)
 
     @classmethod
     def signed(cls, address: str, files: Iterable[Mapping[str, object]], access: Access) -> HttpFiles:

@@ -79,6 +79,9 @@ options:
       git_sha1:
         description: Its identity as a Git blob.
         type: str
+  manifest:
+    description: READY manifest of a server's directory that came over a trusted way; the server is not asked for one.
+    type: str
   state_dir:
     description: Where digests are kept that were learned from a source that states none.
     type: path
@@ -186,6 +189,7 @@ def main() -> None:
                     "git_sha1": {"type": "str"},
                 },
             },
+            "manifest": {"type": "str"},
             "state_dir": {"type": "path", "default": "/var/lib/sglang"},
             "reserve_gib": {"type": "float", "default": 1.0},
             "tmpfs_gib": {"type": "float"},
@@ -210,7 +214,7 @@ def main() -> None:
         growable=wanted["growable"],
     )
     try:
-        source = open_source(wanted["source"], wanted["exclude"], access, wanted["files"])
+        source = open_source(wanted["source"], wanted["exclude"], access, wanted["files"], wanted["manifest"])
         staging = plan(source, target)
         staged = None if module.check_mode else stage(source, target)
     except FleetError as error:

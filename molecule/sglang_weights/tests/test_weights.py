@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
+import testinfra
 
+PROJECT = Path(os.environ["MOLECULE_PROJECT_DIRECTORY"]).resolve()
 PATH = "/dev/shm/sglang/tiny"
 UNIT = "sglang-weights@tiny.service"
 
@@ -68,9 +70,17 @@ def test_verify_command_finds_a_flipped_bit(host):
     assert host.run(f"sglang-fleet verify {PATH}").rc == 0
 
 
+def test_second_host_got_the_model_from_the_first(host):
+    peer = testinfra.get_host("ssh://gpu-host-2", ssh_config=PROJECT / ".cache/test-hosts/ssh_config")
+    assert ready(peer)["digest"] == ready(host)["digest"]
+    assert staged_digests(peer) == staged_digests(host)
+    assert not peer.file("/srv/weights").exists
+    assert "/var/lib/sglang/models/tiny" in property_of(peer, UNIT, "RequiresMountsFor")
+    assert host.run("systemctl cat sglang-weights-share-tiny.service | grep -i token").stdout == ""
+
+
 def container(host):
-    cache = Path(os.environ["MOLECULE_PROJECT_DIRECTORY"]).resolve() / ".cache"
-    return f"fleet-{hashlib.sha256(str(cache).encode()).hexdigest()[:6]}-{host.check_output('hostname')}"
+    return f"fleet-{hashlib.sha256(str(PROJECT / '.cache').encode()).hexdigest()[:6]}-{host.check_output('hostname')}"
 
 
 def is_ready(host):
@@ -91,3 +101,31 @@ def test_reboot_brings_the_weights_back_without_ansible(host):
     assert staged_digests(host) == before
     assert host.file(PATH).user == "sglang"
     assert property_of(host, UNIT, "ActiveState") == "active"
+
+
+def upgrade(host, *arguments):
+    scenario = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"])
+    return subprocess.run(
+        ["ansible-playbook", f"--inventory={scenario}/inventory.yml", scenario / "upgrade.yml", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_old_revision_stays_while_an_instance_names_it_and_goes_afterwards(host):
+    record = "/etc/sglang/instances/0/instance.json"
+    host.check_output(f'mkdir -p {Path(record).parent} && echo \'{{"model_path": "{PATH}"}}\' > {record}')
+    upgrade(host)
+    assert ready(host)["revision"] == ""
+    assert host.file(f"{PATH}-second/READY").exists
+    assert property_of(host, "sglang-weights@tiny-second.service", "UnitFileState") == "enabled"
+    host.check_output(f"rm -r {Path(record).parent}")
+    told = upgrade(host, "--check", "--diff")
+    assert f"-{PATH}" in told
+    assert host.file(f"{PATH}/READY").exists
+    upgrade(host)
+    assert not host.file(PATH).exists
+    assert host.file(f"{PATH}-second/READY").exists
+    assert property_of(host, UNIT, "LoadState") == "not-found"
+    assert host.file("/srv/weights/tiny/config.json").exists
