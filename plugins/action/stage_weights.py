@@ -22,6 +22,7 @@ from ansible_collections.llmops.fleet.plugins.plugin_utils.weights_remote import
 ON_TERMINAL = sys.stdout.isatty()
 POLL_S = 2
 LONGEST_S = 24 * 3600
+SILENCE_S = 60
 
 display = Display()
 
@@ -55,33 +56,38 @@ class ActionModule(ActionBase):
             job = self._execute_module(module_args=arguments, task_vars=task_vars, wrap_async=True)
         finally:
             self._task.async_val = 0
-        if job.get("failed") or "ansible_job_id" not in job:
+        if job.get("failed") or "results_file" not in job:
             return job
-        shown = None
+        results, progress = (shlex.quote(path) for path in (job["results_file"], f"{arguments['path']}.progress.json"))
+        told, changed_at = "", time.monotonic()
         while True:
-            status = self._job("status", job["ansible_job_id"], task_vars)
-            if status.get("finished"):
-                self._job("cleanup", job["ansible_job_id"], task_vars)
-                return {
-                    key: value for key, value in status.items() if not key.startswith(("ansible_job", "results_file"))
-                }
-            text = self._low_level_execute_command(f"cat {shlex.quote(arguments['path'] + '.progress.json')}")
-            line = progress_line(text["stdout"])
-            if line and line != shown:
-                display.display(f"{task_vars['inventory_hostname']}: {line}", color="bright gray")
-                shown = line
+            text = self._low_level_execute_command(f"cat {results}; echo; cat {progress}")["stdout"]
+            result = finished(text)
+            if result is not None:
+                self._low_level_execute_command(f"rm -f {results}")
+                return result
+            if text != told:
+                told, changed_at = text, time.monotonic()
+                if line := progress_line(text):
+                    display.display(f"{task_vars['inventory_hostname']}: {line}", color="bright gray")
+            elif time.monotonic() - changed_at > float(arguments.get("stall_s") or 300) + SILENCE_S:
+                return {"failed": True, "msg": f"the run on the host no longer tells its progress in {progress}"}
             time.sleep(POLL_S)
 
-    def _job(self, mode: str, job: str, task_vars: dict[str, Any]) -> dict[str, Any]:
-        return self._execute_module(
-            "ansible.builtin.async_status", module_args={"jid": job, "mode": mode}, task_vars=task_vars
-        )
+
+def finished(text: str) -> dict[str, Any] | None:
+    """The module's result from the first line of `text`, None while it still runs."""
+    try:
+        result = json.loads(text.partition("\n")[0])
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) and "started" not in result else None
 
 
 def progress_line(text: str) -> str | None:
-    """What a progress file says, in one line; None where there is nothing to say yet."""
+    """What a progress file, the last line of `text`, says; None where there is nothing to say yet."""
     try:
-        progress = json.loads(text)
+        progress = json.loads(text.rstrip().rpartition("\n")[2])
         left_s = progress["seconds_left"]
         return (
             f"{progress['staged_bytes'] / 1e9:.1f} of {progress['total_bytes'] / 1e9:.1f} GB,"

@@ -71,7 +71,7 @@ def test_verify_command_finds_a_flipped_bit(host):
 
 
 def test_second_host_got_the_model_from_the_first(host):
-    peer = testinfra.get_host("ssh://gpu-host-2", ssh_config=PROJECT / ".cache/test-hosts/ssh_config")
+    peer = testinfra.get_host("ssh://gpu-host-2", ssh_config=str(PROJECT / ".cache/test-hosts/ssh_config"))
     assert ready(peer)["digest"] == ready(host)["digest"]
     assert staged_digests(peer) == staged_digests(host)
     assert not peer.file("/srv/weights").exists
