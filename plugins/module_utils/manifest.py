@@ -114,7 +114,8 @@ def require_ready(directory: Path) -> Manifest:
         raise FleetError(
             f"a staged model with its {READY} manifest in {directory}",
             "no directory" if not directory.is_dir() else f"a directory without {READY}",
-            "see `systemctl status 'sglang-weights@*'`, or run the role sglang_weights",
+            "stage it: systemctl start sglang-weights.target (systemctl status 'sglang-weights@*' says why it failed), "
+            "or deploy the host again",
         )
     for path, record in manifest.files.items():
         try:

@@ -18,6 +18,7 @@ from typing import Any
 from .errors import FleetError
 from .gpu_facts import ObservedGpu, observe
 from .instance import CONFIG_DIR, RUNTIME_DIR, Instance, is_ready, running
+from .manifest import require_ready
 from .processes import listeners
 from .units import gib
 
@@ -65,14 +66,11 @@ class GpuTaken(NotNow):
 
 
 def check_weights(instance: Instance) -> None:
-    """Raises WeightsMissing unless the model directory was staged to its end."""
-    ready = Path(instance.model_path, "READY")
-    if not ready.exists():
-        raise WeightsMissing(
-            f"the staged model {instance.model_path} with its READY manifest",
-            "no READY" if ready.parent.is_dir() else "no such directory",
-            "stage it: systemctl start sglang-weights.target, or deploy the host again",
-        )
+    """Raises WeightsMissing unless the model was staged to its end and every file still has its size."""
+    try:
+        require_ready(Path(instance.model_path))
+    except FleetError as error:
+        raise WeightsMissing(error.expected, error.found, error.change) from None
 
 
 def check_devices(instance: Instance) -> None:

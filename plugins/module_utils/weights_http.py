@@ -149,14 +149,17 @@ class HttpFiles:
         done = failures = 0
         while done < len(view):
             before = done
+            redirected = self._resolved.get(file.path)
             try:
-                with self._ask(file, offset + done, offset + len(view) - 1) as response:
+                with self._ask(file, redirected, offset + done, offset + len(view) - 1) as response:
                     while done < len(view) and (count := response.readinto(view[done:])):
                         done += count
                 reason, pause_s = "a body that ended early", None
             except urllib.error.HTTPError as error:
                 reason, pause_s = f"HTTP {error.code}", _retry_after_s(error)
-                if self._forget(file, error.code):
+                if redirected and error.code in (401, 403, 404, 410):
+                    # The address that the server redirected to may have expired; the server gives another one.
+                    self._resolved.pop(file.path, None)
                     continue
                 if error.code in FINAL_STATUSES:
                     raise FleetError(f"{file.path} from {self.address}", reason, FINAL_STATUSES[error.code]) from None
@@ -175,12 +178,11 @@ class HttpFiles:
                 self._retries += 1
             sleep(pause_s if pause_s is not None else min(2**failures / 4, 30) * random.uniform(0.5, 1))
 
-    def _ask(self, file: SourceFile, first: int, last: int) -> http.client.HTTPResponse:
-        url = self._resolved.get(file.path)
+    def _ask(self, file: SourceFile, redirected: str | None, first: int, last: int) -> http.client.HTTPResponse:
         request = (
             self._access.request(self._urls[file.path], first, last)
-            if url is None
-            else Access().request(url, first, last)
+            if redirected is None
+            else Access().request(redirected, first, last)
         )
         response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self._access.timeout_s)
         if response.geturl() != self._urls[file.path]:
@@ -196,10 +198,6 @@ class HttpFiles:
                 "use a server that honours range requests and whose files match its manifest",
             )
         return response
-
-    def _forget(self, file: SourceFile, status: int) -> bool:
-        """Whether a redirected address may have expired, so that the original one is worth asking again."""
-        return status in (401, 403, 404, 410) and self._resolved.pop(file.path, None) is not None
 
 
 class HttpReader:

@@ -8,6 +8,7 @@ import pytest
 from ansible_collections.llmops.fleet.plugins.module_utils import start_checks as core
 from ansible_collections.llmops.fleet.plugins.module_utils.gpu_facts import GpuProcess, ObservedGpu
 from ansible_collections.llmops.fleet.plugins.module_utils.instance import Instance
+from ansible_collections.llmops.fleet.plugins.module_utils.manifest import Manifest
 
 GIB = 2**30
 
@@ -16,7 +17,7 @@ GIB = 2**30
 def instance(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
-    (model / "READY").write_text("{}")
+    (model / "READY").write_text(Manifest("model", "", "/srv/model", {}).text())
     return Instance(
         name="0",
         gpus=(0,),
@@ -47,9 +48,9 @@ def meminfo(tmp_path):
 def test_a_model_that_is_not_staged_to_its_end_is_refused(instance):
     core.check_weights(instance)
     Path(instance.model_path, "READY").unlink()
-    with pytest.raises(core.WeightsMissing, match="no READY"):
+    with pytest.raises(core.WeightsMissing, match="without READY"):
         core.check_weights(instance)
-    with pytest.raises(core.WeightsMissing, match="no such directory"):
+    with pytest.raises(core.WeightsMissing, match="no directory"):
         core.check_weights(dataclasses.replace(instance, model_path="/nowhere"))
 
 
