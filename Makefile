@@ -4,7 +4,7 @@ STEP := tools/step
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 DEMO := -i inventory/demo
 
-.PHONY: setup wheelhouses demo test lint check-flags check-flags-real bench-rolling faults-rolling clean
+.PHONY: setup wheelhouses demo test lint check-flags check-flags-real bench-rolling faults-rolling bench-staging clean
 .NOTPARALLEL:
 
 setup: ## Install what the control machine lacks
@@ -48,6 +48,9 @@ bench-rolling: wheelhouses ## Restart two hosts with two engines each under load
 
 faults-rolling: wheelhouses ## Disturb a rolling restart in every way; the fleet serves after each
 	@$(STEP) "Disturb a rolling restart" benchmarks/rolling/run faults
+
+bench-staging: setup ## Copy SIZE_GB of weights into /dev/shm in every way; ends with how ours compares
+	@$(STEP) "Copy weights in every way" python benchmarks/staging/bench.py --size-gb $(or $(SIZE_GB),4)
 
 clean: ## Remove test hosts, their image, caches and the virtual environment
 	@tools/clean

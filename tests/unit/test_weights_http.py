@@ -1,5 +1,6 @@
 """Staging from a real HTTP server on loopback that cuts, shortens, lies and refuses."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -167,7 +168,7 @@ def test_an_expired_redirect_is_asked_for_again(server, model, target):
                 ),
             )
         )
-        stage(mirror(server), target)
+        stage(mirror(server), dataclasses.replace(target, threads=1))
         assert elsewhere.faults[SHARD] == []
     assert same(target, model)
     assert redirects.count(SHARD) >= 2
