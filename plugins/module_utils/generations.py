@@ -42,7 +42,8 @@ class Generations:
         """The unit file that stands in for the template; absent unless a restore needed it."""
         return self.systemd_dir / f"sglang@{self.name}.service"
 
-    def _kept(self, generation: str) -> Path:
+    def kept(self, generation: str) -> Path:
+        """The directory of a generation."""
         return self.state_dir / generation / self.name
 
     def _parts(self) -> dict[str, Path]:
@@ -52,18 +53,26 @@ class Generations:
 
     def exists(self, generation: str = GOOD) -> bool:
         """Whether this generation was kept."""
-        return self._kept(generation).is_dir()
+        return self.kept(generation).is_dir()
 
     def is_current(self, generation: str = GOOD) -> bool:
         """Whether the host's files are those of the generation."""
-        kept = self._kept(generation)
+        kept = self.kept(generation)
         return kept.is_dir() and all(_same(path, kept / part) for part, path in self._parts().items())
+
+    def kept_at(self, generation: str) -> float:
+        """When the generation was kept, in seconds of the epoch."""
+        return self.kept(generation).stat().st_mtime
+
+    def instance(self, generation: str) -> Instance:
+        """The record of a generation. Raises FleetError where it is none."""
+        record = self.kept(generation) / "config" / RECORD
+        return Instance.from_json(record.read_text(encoding="utf-8"), str(record))
 
     def good_instance(self) -> Instance:
         """The record that the running engine was started from, as far as it was kept; else the current one."""
-        kept = self._kept(GOOD) / "config" / RECORD
-        if kept.exists():
-            return Instance.from_json(kept.read_text(encoding="utf-8"), str(kept))
+        if (self.kept(GOOD) / "config" / RECORD).exists():
+            return self.instance(GOOD)
         return Instance.read(self.name, self.config_dir)
 
     def keep(self) -> bool:
@@ -73,7 +82,7 @@ class Generations:
         """
         if self.is_current():
             return False
-        good, previous = self._kept(GOOD), self._kept(PREVIOUS)
+        good, previous = self.kept(GOOD), self.kept(PREVIOUS)
         new = good.with_name(f".{self.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True, mode=0o700)
@@ -92,7 +101,7 @@ class Generations:
         """Put the generation's files in place; returns whether they were other ones. systemd must reload after it."""
         if not self.exists(generation) or self.is_current(generation):
             return False
-        kept = self._kept(generation)
+        kept = self.kept(generation)
         template = self.systemd_dir / TEMPLATE
         self.use_template()
         for part, path in self._parts().items():
