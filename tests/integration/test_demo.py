@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -123,6 +124,59 @@ def test_killed_engine_comes_back_while_the_router_serves(host):
     assert served.count(True) >= 19, served
     eventually(lambda: healthy_workers(host) == 2, 120)
     assert host.check_output("systemctl show --property=NRestarts --value sglang@0") == "1"
+
+
+class Requests:
+    """A client that asks the router for completions, one after another, while the body of `with` runs."""
+
+    def __init__(self, host):
+        self.host, self.answers = host, []
+
+    def __enter__(self):
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._ask)
+        self.thread.start()
+        return self
+
+    def _ask(self):
+        while not self.ended.is_set():
+            self.answers.append(completes(self.host))
+
+    def __exit__(self, *failure):
+        self.ended.set()
+        self.thread.join()
+
+
+def engines(host):
+    """Process number and interpreter of each engine."""
+    pids = host.check_output("systemctl show --property=MainPID --value sglang@0 sglang@1").split()
+    return {pid: host.check_output(f"tr '\\0' ' ' < /proc/{pid}/cmdline").split()[0] for pid in pids}
+
+
+def test_an_upgrade_that_the_new_parser_rejects_touches_nothing(host):
+    before = engines(host)
+    with Requests(host) as requests:
+        wrong = """-e sglang_engine_build=b2 -e '{"sglang_instances_extra_args": ["--attention-backend=bogus"]}'"""
+        rejected = subprocess.run(["bash", "-c", f"{DEPLOY} {wrong}"], cwd=ROOT, capture_output=True, text=True)
+    assert rejected.returncode != 0
+    assert "invalid choice: 'bogus'" in rejected.stdout
+    assert engines(host) == before
+    assert requests.answers
+    assert all(requests.answers)
+    assert host.file("/opt/sglang/current").linked_to == "/opt/sglang/0.5.23"
+
+
+def test_upgrade_and_rollback_lose_no_request(host):
+    with Requests(host) as requests:
+        run(f"{DEPLOY} -e sglang_engine_build=b2")
+        upgraded = set(engines(host).values())
+        current = host.file("/opt/sglang/current").linked_to
+        run("ansible-playbook -i inventory/demo rollback.yml -l b200")
+    assert upgraded == {"/opt/sglang/0.5.23-b2/bin/python"}
+    assert current == "/opt/sglang/0.5.23-b2"
+    assert set(engines(host).values()) == {"/opt/sglang/0.5.23/bin/python"}
+    assert host.file("/opt/sglang/current").linked_to == "/opt/sglang/0.5.23"
+    assert all(requests.answers), requests.answers
 
 
 def test_reboot_ends_with_both_engines_serving(host):
