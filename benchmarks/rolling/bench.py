@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the load through a rolling restart of the test fleet, or through the same restart without draining.
 
-Usage: bench.py [--control] [--requests 2000] [--rate 5]
+Usage: bench.py [--control] [--requests 2000] [--rate 8]
 
 The hosts of benchmarks/rolling/inventory must be deployed. Results go to benchmarks/rolling/results/. The last line is
 `requests=<n> failed=<n> cut=<n> time_ratio=<x>`: time_ratio is the duration of the whole restart.yml over the sum of
@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--control", action="store_true", help="restart without draining: requests must be lost")
     parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--rate", type=float, default=5.0, help="requests per second")
+    parser.add_argument("--rate", type=float, default=8.0, help="requests per second")
     options = parser.parse_args()
     start_load(options.requests, options.rate)
     since = time.time()

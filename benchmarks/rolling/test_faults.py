@@ -50,6 +50,19 @@ def test_a_unit_that_never_becomes_ready_gives_way_to_the_one_before():
     assert fleet.main_pids() == now
 
 
+def test_a_canary_that_is_slower_than_before_is_put_back():
+    before, served_with = fleet.main_pids(), files()
+    intent = {"concurrency": 1, "context_length": 4096, "max_running_requests": 1, "max_total_tokens": 32768}
+    done = fleet.playbook("deploy.yml", json.dumps({"sglang_instances_intent": intent, "canary": 1}))
+    words = " ".join(done.stdout.split())
+    assert done.returncode != 0
+    assert "to pass `look`" in words
+    assert "tokens/s" in words
+    assert "its last good configuration was put back and serves" in words
+    assert files() == served_with
+    assert {engine for engine, pid in fleet.main_pids().items() if pid != before[engine]} == {(HOST, "0")}
+
+
 def test_an_engine_that_dies_in_its_warm_up_is_started_again():
     since = time.time()
     killer = (

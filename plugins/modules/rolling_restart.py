@@ -13,7 +13,7 @@ description:
     enters the routers again.
   - The first failure ends it. The engine then runs with its last good configuration, and the error names a directory
     on the host with everything that was seen.
-  - Interrupted, it goes on with what is left when it is asked for the same instances again, until V(state=closed).
+  - Interrupted, it goes on with what is left when it is asked for the same instances again.
   - While it runs, C(journalctl -t sglang-roll -f) on the host tells each step.
 options:
   gpus:
@@ -21,6 +21,11 @@ options:
     type: list
     elements: int
     default: []
+  fleet:
+    description:
+      - Whether this is a part of a roll over several hosts, which remembers what is done here until V(state=closed).
+    type: bool
+    default: false
   state:
     description: V(restarted) does it. V(closed) forgets an interrupted roll and what it had done.
     type: str
@@ -77,6 +82,7 @@ def main() -> None:
     module = AnsibleModule(
         {
             "gpus": {"type": "list", "elements": "int", "default": []},
+            "fleet": {"type": "bool", "default": False},
             "state": {"type": "str", "choices": ["restarted", "closed"], "default": "restarted"},
             **OPTIONS,
         },
@@ -93,6 +99,8 @@ def main() -> None:
         else:
             policy = Policy(**module.params["rolling"])
             steps = [asdict(step) for step in roll(names, policy, module.params["at_most"], journal)]
+            if not module.params["fleet"] and not module.params["at_most"]:
+                journal.close()
     except FleetError as error:
         module.fail_json(msg=str(error))
     module.exit_json(

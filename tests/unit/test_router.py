@@ -16,6 +16,7 @@ from ansible_collections.llmops.fleet.plugins.module_utils.http_api import parse
 from ansible_collections.llmops.fleet.plugins.module_utils.router import (
     InFlight,
     Router,
+    converge,
     drain,
     in_flight,
     on_every,
@@ -250,6 +251,21 @@ def test_a_drain_leaves_every_router(router_server: RouterServer, engine: Engine
     router_server.entry(engine.url)
     assert drain([client(router_server)], engine.url, timeout_s=5, settle_s=0.05)
     assert not drain([client(router_server)], engine.url, timeout_s=5, settle_s=0.05)
+
+
+def test_states_are_predicted_as_they_come_true(router_server: RouterServer) -> None:
+    router_server.entry("http://sick:1", healthy=False)
+    routers = [client(router_server)]
+    for state, urls, lines in (
+        ("present", [ENGINE + "/"], [ENGINE, "http://sick:1 (unhealthy)"]),
+        ("present", [ENGINE], [ENGINE, "http://sick:1 (unhealthy)"]),
+        ("listed", [], [ENGINE, "http://sick:1 (unhealthy)"]),
+        ("absent", ["http://sick:1"], [ENGINE]),
+        ("drained", [ENGINE], []),
+    ):
+        predicted = converge(routers, urls, state, pretend=True)
+        assert predicted == converge(routers, urls, state)
+        assert predicted[1] == "".join(f"{router_server.url} {line}\n" for line in lines)
 
 
 def test_escapes_in_metric_labels() -> None:
