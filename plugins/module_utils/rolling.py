@@ -10,7 +10,6 @@ An interrupted roll leaves `/var/lib/sglang/roll.json`; the same roll asked for 
 from __future__ import annotations
 
 import json
-import subprocess
 import syslog
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from .acceptance import Sample, check_started, compare, measure
 from .errors import FleetError
 from .failure_bundle import collect
 from .generations import STATE_DIR, Generations
+from .gpu_facts import ObservedGpu, observe
 from .instance import (
     ARGUMENTS,
     CONFIG_DIR,
@@ -40,7 +40,7 @@ from .processes import processes_of
 from .registration import OPERATOR, ROLL, enter, leave, rolling, routers_of, taken_out_by
 from .releases import Release
 from .router import wait_idle
-from .start_checks import NotNow, check_devices, check_ports, check_weights, mem_available_bytes, wait
+from .start_checks import GpuTaken, NotNow, check_devices, check_ports, check_weights, mem_available_bytes, wait
 from .units import gib
 
 JOURNAL = STATE_DIR / "roll.json"
@@ -253,7 +253,8 @@ def wait_released(instance: Instance, policy: Policy) -> None:
         if left:
             raise NotNow(f"{instance.unit} to be gone", str(left[0]), "see what keeps it")
         check_ports(instance)
-        check_gpus(instance, policy.gpu_idle_mib)
+        if instance.accelerator == "cuda":
+            check_gpu_memory(instance, observe().gpus, policy.gpu_idle_mib)
         available_bytes = mem_available_bytes()
         time.sleep(1)
         if mem_available_bytes() - available_bytes > SETTLED_RISE_BYTES:
@@ -262,20 +263,17 @@ def wait_released(instance: Instance, policy: Policy) -> None:
     wait(check, policy.release_timeout_s)
 
 
-def check_gpus(instance: Instance, idle_mib: int) -> None:
-    """Raises NotNow where one of the instance's GPUs has more than idle_mib MiB in use; nothing for other hosts."""
-    if instance.accelerator != "cuda":
-        return
-    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise NotNow("nvidia-smi to report GPU memory", done.stderr.strip() or done.stdout.strip(), "see the driver")
-    for line in done.stdout.splitlines():
-        index, uuid, used_mib = (column.strip() for column in line.split(","))
-        mine = uuid in instance.gpu_uuids if instance.gpu_uuids else int(index) in instance.gpus
-        if mine and int(used_mib) > idle_mib:
-            raise NotNow(
-                f"at most {idle_mib} MiB in use on GPU {index}", f"{used_mib} MiB", "see nvidia-smi for who holds it"
+def check_gpu_memory(instance: Instance, gpus: Sequence[ObservedGpu], idle_mib: int) -> None:
+    """Raises GpuTaken where one of the instance's GPUs has more than idle_mib MiB in use."""
+    for gpu in gpus:
+        mine = gpu.uuid in instance.gpu_uuids if instance.gpu_uuids else gpu.index in instance.gpus
+        used_mib = gpu.total_mib - gpu.free_mib
+        if mine and used_mib > idle_mib:
+            holders = ", ".join(map(str, gpu.processes))
+            raise GpuTaken(
+                f"at most {idle_mib} MiB in use on GPU {gpu.index}",
+                f"{used_mib} MiB, held by {holders or 'no process that the driver names'}",
+                "end what holds it; memory that no process holds comes back with a reset of the GPU or a reboot",
             )
 
 

@@ -10,6 +10,7 @@ from ansible_collections.llmops.fleet.plugins.module_utils import registration, 
 from ansible_collections.llmops.fleet.plugins.module_utils.acceptance import Sample, compare, differences
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
 from ansible_collections.llmops.fleet.plugins.module_utils.generations import PREVIOUS, Generations
+from ansible_collections.llmops.fleet.plugins.module_utils.gpu_facts import ObservedGpu
 from ansible_collections.llmops.fleet.plugins.module_utils.instance import Instance, environment
 from ansible_collections.llmops.fleet.plugins.module_utils.rolling import Journal, Policy, Step, batches, names_of
 from ansible_collections.llmops.fleet.plugins.module_utils.router import Worker
@@ -109,6 +110,23 @@ class TestCapacity:
     def test_an_engine_that_serves_nothing_may_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.check(monkeypatch, [(INSTANCE.url, False, "m")], Policy())
         self.check(monkeypatch, [], Policy())
+
+
+class TestGpuMemory:
+    GPU = ObservedGpu(3, "GPU-a", "H200", 143771, 143000, "0000:3b:00.0", "9.0", 3, 0, None, ())
+
+    def test_what_the_driver_keeps_for_itself_is_no_obstacle(self) -> None:
+        rolling.check_gpu_memory(replace(INSTANCE, gpus=(3,)), [self.GPU], 2048)
+
+    @pytest.mark.parametrize("instance", [replace(INSTANCE, gpus=(3,)), replace(INSTANCE, gpu_uuids=("GPU-a",))])
+    def test_memory_that_outlives_its_process_is_waited_for(self, instance: Instance) -> None:
+        with pytest.raises(NotNow, match="43771 MiB, held by no process"):
+            rolling.check_gpu_memory(instance, [replace(self.GPU, free_mib=100000)], 2048)
+
+    def test_other_gpus_do_not_matter(self) -> None:
+        busy = [replace(self.GPU, free_mib=0)]
+        rolling.check_gpu_memory(INSTANCE, busy, 2048)
+        rolling.check_gpu_memory(replace(INSTANCE, gpus=(3,), gpu_uuids=("GPU-b",)), busy, 2048)
 
 
 class TestAcceptance:
