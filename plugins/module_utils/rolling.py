@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import syslog
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -326,14 +326,16 @@ def rescue(step: Step, failure: FleetError, generations: Generations) -> Halted:
     instance = Instance.read(step.name)
     say(f"{instance.unit}: {step.phase} failed: {failure}")
     bundle = collect(instance, step.phase, failure)
+    runs_on = step.hot and step.phase in ("leave", "drain", "measure")
     try:
-        if step.hot and step.phase in ("leave", "drain", "measure"):
+        if not runs_on:
+            systemd.systemctl("stop", instance.unit, check=False)
+        restored = generations.restore()
+        systemd.systemctl("daemon-reload")
+        instance = Instance.read(step.name)
+        if runs_on:
             outcome = "it runs on, as before"
         else:
-            systemd.systemctl("stop", instance.unit, check=False)
-            restored = generations.restore()
-            systemd.systemctl("daemon-reload")
-            instance = Instance.read(step.name)
             systemd.start([instance.unit], 2 * instance.start_timeout_s)
             outcome = "its last good configuration was put back and serves" if restored else "it was started again"
         enter(instance, anew=False)
@@ -351,7 +353,8 @@ def roll(names: Sequence[str], policy: Policy, at_most: int = 0, journal: Journa
     Args:
         names: instances, in the order in which they are replaced.
         at_most: end after so many; 0 for all.
-        journal: remembers what is done across interruptions; None where the caller judges by other means.
+        journal: remembers what is done across interruptions; None for a deployment, which sees it by what runs. What
+            a deployment had written for the engines is taken back where it is refused.
 
     Returns what was done. Raises Halted for the first failure, after everything that was not done was put back, and
     FleetError for a refusal before anything was stopped.
@@ -360,7 +363,12 @@ def roll(names: Sequence[str], policy: Policy, at_most: int = 0, journal: Journa
         repair()
         done = list(journal.begin(names)) if journal else []
         todo = [name for name in names if name not in done][: at_most or None]
-        preflight([Instance.read(name) for name in todo])
+        try:
+            preflight([Instance.read(name) for name in todo])
+        except FleetError:
+            if journal is None:
+                _put_back(todo)
+            raise
         steps: list[Step] = []
         for batch in batches([Step(name, hot=_serves_or_must_stop(name)) for name in todo], policy.batch):
             failures = _replace_batch(batch, policy)
@@ -369,11 +377,16 @@ def roll(names: Sequence[str], policy: Policy, at_most: int = 0, journal: Journa
             if journal:
                 journal.done(names, done)
             if failures:
-                for name in set(todo) - {step.name for step in steps}:
-                    Generations(name).restore()
-                systemd.systemctl("daemon-reload")
+                _put_back(set(todo) - {step.name for step in steps})
                 raise failures[0]
         return tuple(steps)
+
+
+def _put_back(names: Iterable[str]) -> None:
+    """Have a crash or a reboot start what serves now, not what was to come."""
+    for name in names:
+        Generations(name).restore()
+    systemd.systemctl("daemon-reload")
 
 
 def batches(steps: Sequence[Step], size: int) -> list[list[Step]]:

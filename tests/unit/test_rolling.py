@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,14 @@ from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetEr
 from ansible_collections.llmops.fleet.plugins.module_utils.generations import PREVIOUS, Generations
 from ansible_collections.llmops.fleet.plugins.module_utils.gpu_facts import ObservedGpu
 from ansible_collections.llmops.fleet.plugins.module_utils.instance import Instance, environment
-from ansible_collections.llmops.fleet.plugins.module_utils.rolling import Journal, Policy, Step, batches, names_of
+from ansible_collections.llmops.fleet.plugins.module_utils.rolling import (
+    Halted,
+    Journal,
+    Policy,
+    Step,
+    batches,
+    names_of,
+)
 from ansible_collections.llmops.fleet.plugins.module_utils.router import Worker
 from ansible_collections.llmops.fleet.plugins.module_utils.start_checks import NotNow
 from ansible_collections.llmops.fleet.plugins.module_utils.unit_files import environment_text
@@ -78,6 +86,66 @@ def test_gpus_name_their_instances_in_order(tmp_path: Path) -> None:
 def test_impossible_policies_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(FleetError):
         Policy(**values)
+
+
+class TestHalt:
+    """A roll of four engines whose steps are told to succeed or fail; what lies beside is real files."""
+
+    @pytest.fixture
+    def host(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+        self.journal = Journal(tmp_path / "roll.json")
+        calls: dict[str, list[str]] = {"replaced": [], "restored": [], "rescued": []}
+        monkeypatch.setattr(rolling, "rolling", nullcontext)
+        monkeypatch.setattr(rolling, "repair", lambda: None)
+        monkeypatch.setattr(rolling, "check_capacity", lambda *_: None)
+        monkeypatch.setattr(rolling, "preflight", lambda _: None)
+        monkeypatch.setattr(rolling, "_serves_or_must_stop", lambda name: name != "cold")
+        monkeypatch.setattr(rolling.systemd, "systemctl", lambda *_, **__: "")
+        monkeypatch.setattr(rolling.Instance, "read", lambda name: replace(INSTANCE, name=name))
+        monkeypatch.setattr(rolling.Generations, "restore", lambda self: calls["restored"].append(self.name))
+
+        def replace_engine(step: Step, *_: object) -> None:
+            calls["replaced"].append(step.name)
+            if step.name.startswith("bad"):
+                raise FleetError("it to start", "nothing", "look")
+            step.phase = "done"
+
+        def rescue(step: Step, failure: FleetError, _: object) -> Halted:
+            calls["rescued"].append(step.name)
+            return Halted(failure.expected, failure.found, failure.change)
+
+        monkeypatch.setattr(rolling, "replace_engine", replace_engine)
+        monkeypatch.setattr(rolling, "rescue", rescue)
+        return calls
+
+    def test_the_first_failure_ends_it_and_what_follows_keeps_its_files(self, host: dict[str, list[str]]) -> None:
+        names = ["0", "bad", "2", "3"]
+        with pytest.raises(Halted):
+            rolling.roll(names, Policy(), journal=self.journal)
+        assert host == {"replaced": ["0", "bad"], "restored": host["restored"], "rescued": ["bad"]}
+        assert sorted(host["restored"]) == ["2", "3"]
+        assert self.journal.begin(names) == ("0",)
+
+    def test_a_second_run_goes_on_with_what_is_left(self, host: dict[str, list[str]]) -> None:
+        names = ["0", "1", "2"]
+        rolling.roll(names, Policy(), at_most=1, journal=self.journal)
+        rolling.roll(names, Policy(), journal=self.journal)
+        assert host["replaced"] == names
+
+    def test_what_does_not_run_is_started_first_and_together(self, host: dict[str, list[str]]) -> None:
+        assert [step.name for step in rolling.roll(["0", "1", "cold"], Policy(batch=2))] == ["cold", "0", "1"]
+
+    def test_a_refusal_stops_nothing_and_takes_back_what_a_deployment_wrote(
+        self, host: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(_: object) -> None:
+            raise FleetError("known flags", "--no-such-flag", "correct it")
+
+        monkeypatch.setattr(rolling, "preflight", refuse)
+        for journal, restored in ((self.journal, []), (None, ["0", "1"])):
+            with pytest.raises(FleetError, match="--no-such-flag"):
+                rolling.roll(["0", "1"], Policy(), journal=journal)
+            assert host == {"replaced": [], "restored": restored, "rescued": []}
 
 
 class TestCapacity:
