@@ -53,6 +53,21 @@ def with_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
 
 
+def test_installs_by_a_lock_file(
+    tmp_path: Path, engines: Engines, installer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_install, "INDEX_INSTALL_BYTES", 0)
+    house(tmp_path / "w", "0.5.23")
+    index = f"--no-index\n--find-links {tmp_path / 'w'}\n"
+    lock = index + (tmp_path / "w" / LOCK).read_text()
+    assert engines.ensure("0.5.23", V23, Source(lock=lock), sys.executable)
+    assert not engines.ensure("0.5.23", V23, Source(lock=lock), sys.executable)
+    wrong = index + f"sglang==0.5.23 --hash=sha256:{'0' * 64}\n"
+    with pytest.raises(FleetError, match="the locked packages"):
+        engines.ensure("0.5.23-b2", V23, Source(lock=wrong), sys.executable)
+    assert list(engines.installed()) == ["0.5.23"]
+
+
 @pytest.mark.usefixtures("with_uv")
 def test_a_failed_installation_is_gone_and_the_next_one_succeeds(tmp_path: Path, engines: Engines) -> None:
     source = house(tmp_path / "w", "0.5.23")
