@@ -25,6 +25,8 @@ FIELD_RECORD = Intent(
     max_mamba_cache_size=48,
     state_strategy="extra_buffer",
     hicache_gb=20,
+    hicache_write_policy="write_through_selective",
+    hicache_storage_backend="file",
     kv_dtype="fp8_e4m3",
 )
 LAUNCH = Launch(

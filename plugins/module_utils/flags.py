@@ -141,6 +141,8 @@ MANAGED: Mapping[str, Managed] = {
     ),
     "hicache_gb": _same("--hicache-size", f"{INTENT}.hicache_gb"),
     "hicache_ratio": _same("--hicache-ratio", f"{INTENT}.hicache_ratio"),
+    "hicache_write_policy": _same("--hicache-write-policy", f"{INTENT}.hicache_write_policy"),
+    "hicache_storage_backend": _same("--hicache-storage-backend", f"{INTENT}.hicache_storage_backend"),
     "hicache_fraction": _same("--hicache-host-memory-fraction", f"{INTENT}.hicache_gb"),
     "hicache_io": _same("--hicache-io-backend", "nothing: it follows from the release and the model"),
     "hicache_layout": _same("--hicache-mem-layout", "nothing: it follows from the release and the model"),
@@ -275,6 +277,10 @@ def _hicache(intent: Intent, release: Release, hybrid: bool, cpu: bool) -> Wante
         yield "hicache_gb", str(intent.hicache_gb), "GB of host memory per GPU, from the host's plan"
     if intent.hicache_ratio is not None:
         yield "hicache_ratio", f"{intent.hicache_ratio:g}", "host pool over GPU pool"
+    if intent.hicache_write_policy is not None:
+        yield "hicache_write_policy", intent.hicache_write_policy, "wanted moment at which prefixes go to the host"
+    if intent.hicache_storage_backend is not None:
+        yield "hicache_storage_backend", intent.hicache_storage_backend, "wanted tier behind the host's"
     if cpu:
         yield "hicache_io", "direct", "a CPU has no copy kernels"
         yield "hicache_layout", "page_first_direct", "the layout of direct copies"

@@ -10,6 +10,7 @@ from .errors import FleetError
 
 STATE_STRATEGIES = ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
 STATE_DTYPES = ("float32", "bfloat16", "float16")
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
 
@@ -35,6 +36,9 @@ class Intent:
         prefix_reuse: radix cache on or off.
         hicache_gb: `--hicache-size` in GB (1e9 bytes) per rank; excludes hicache_ratio.
         hicache_ratio: `--hicache-ratio`, host pool over device pool.
+        hicache_write_policy: when a prefix goes to the host tier: at once, once it is reused, or when it is evicted.
+        hicache_storage_backend: a third tier behind the host's, such as "file" or "mooncake"; its own settings are
+            free arguments.
         mem_fraction_static: share of GPU memory for weights and pools, 0 < f < 1.
         state_strategy: Mamba radix cache strategy.
         state_dtype: dtype of the SSM state (accuracy-relevant, never chosen by the planner).
@@ -52,6 +56,8 @@ class Intent:
     prefix_reuse: bool = True
     hicache_gb: int | None = None
     hicache_ratio: float | None = None
+    hicache_write_policy: str | None = None
+    hicache_storage_backend: str | None = None
     mem_fraction_static: float | None = None
     state_strategy: str = "auto"
     state_dtype: str | None = None
@@ -91,6 +97,7 @@ class Intent:
             ("state_strategy", STATE_STRATEGIES),
             ("state_dtype", (None, *STATE_DTYPES)),
             ("kv_dtype", KV_DTYPES),
+            ("hicache_write_policy", (None, *WRITE_POLICIES)),
         ):
             if getattr(self, name) not in allowed:
                 raise FleetError(

@@ -165,11 +165,11 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.intent.hicache and c.intent.mtp is not None and "--enable-unified-memory" in c.extra,
     ),
     Rule(
-        "--hicache-host-memory-mode buffer_only without --hicache-storage-backend",
+        "--hicache-host-memory-mode buffer_only without hicache_storage_backend",
         "host memory is then only a staging buffer and nothing is kept",
         "add a storage backend or drop buffer_only",
         lambda c: (
-            c.extra_value("--hicache-host-memory-mode") == "buffer_only" and "--hicache-storage-backend" not in c.extra
+            c.extra_value("--hicache-host-memory-mode") == "buffer_only" and c.intent.hicache_storage_backend is None
         ),
     ),
     Rule(
@@ -180,10 +180,10 @@ RULES: tuple[Rule, ...] = (
         until=Release(0, 5, 22),
     ),
     Rule(
-        "--hicache-storage-backend shm",
+        "hicache_storage_backend shm",
         "its pools lie in /dev/shm beside the weights, outside the plan",
         "leave room for it in sglang_host_shm_size_gib",
-        lambda c: c.extra_value("--hicache-storage-backend") == "shm",
+        lambda c: c.intent.hicache and c.intent.hicache_storage_backend == "shm",
         fails=False,
     ),
     Rule(

@@ -208,12 +208,9 @@ STATE = Intent(mtp=MTP, state_strategy="extra_buffer")
         (replace(HICACHE, mtp=MTP), "0.5.23", {"extra_args": ("--enable-unified-memory",)}, "private pool"),
         (HICACHE, "0.5.23", {"extra_args": ("--hicache-host-memory-mode=buffer_only",)}, "staging buffer"),
         (
-            HICACHE,
+            replace(HICACHE, hicache_storage_backend="file"),
             "0.5.21",
-            {
-                "hybrid": True,
-                "extra_args": ("--hicache-host-memory-mode=buffer_only", "--hicache-storage-backend=file"),
-            },
+            {"hybrid": True, "extra_args": ("--hicache-host-memory-mode=buffer_only",)},
             "state pools refuse",
         ),
         (replace(STATE, state_strategy="no_buffer"), "0.5.23", {}, "does not overlap"),
@@ -243,7 +240,7 @@ def test_known_bad_combinations_are_refused_with_a_reason(
         (HICACHE, "0.5.23", {"hybrid": True}, "sglang#33713"),
         (HICACHE, "0.5.16", {"hybrid": True}, "allocated twice"),
         (replace(HICACHE, mtp=MTP), "0.5.17", {}, "sglang#31600"),
-        (HICACHE, "0.5.23", {"extra_args": ("--hicache-storage-backend=shm",)}, "/dev/shm"),
+        (replace(HICACHE, hicache_storage_backend="shm"), "0.5.23", {}, "/dev/shm"),
         (Intent(mtp=Speculation(3, 4, 8)), "0.5.23", {}, "topk above 1"),
         (Intent(state_dtype="bfloat16"), "0.5.23", {}, "flashinfer"),
         (replace(STATE, page_size=64), "0.5.23", {}, "leave page_size out"),
