@@ -14,6 +14,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import sys
 import traceback
 from typing import Any
@@ -52,8 +53,8 @@ def resolve(server_args: Any, argv: list[str], warnings: Warnings) -> dict[str, 
 
 
 def examine(server_args: Any, argv: list[str], resolving: bool) -> dict[str, Any]:
-    """What SGLang says about one command line."""
-    warnings = Warnings()
+    """What SGLang says about one command line; what it sets in the environment is taken back for the next one."""
+    warnings, environment = Warnings(), dict(os.environ)
     found: dict[str, Any] = {"error": "", "asked": {}, "given": [], "resolved": {}, "log": warnings.messages}
     words = io.StringIO()
     try:
@@ -69,6 +70,8 @@ def examine(server_args: Any, argv: list[str], resolving: bool) -> dict[str, Any
         found["error"] = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno} {place.name})"
     finally:
         logging.getLogger().removeHandler(warnings)
+        os.environ.clear()
+        os.environ.update(environment)
     return found
 
 
