@@ -23,6 +23,7 @@ from .errors import FleetError
 from .failure_bundle import collect
 from .generations import STATE_DIR, Generations
 from .gpu_facts import ObservedGpu, observe
+from .host_measure import measure_host
 from .instance import (
     ARGUMENTS,
     CONFIG_DIR,
@@ -40,7 +41,7 @@ from .processes import processes_of
 from .registration import OPERATOR, ROLL, enter, leave, rolling, routers_of, taken_out_by
 from .releases import Release
 from .router import wait_idle
-from .start_checks import GpuTaken, NotNow, check_devices, check_ports, check_weights, mem_available_bytes, wait
+from .start_checks import GpuTaken, NotNow, check_devices, check_ports, check_weights, wait
 from .units import gib
 
 JOURNAL = STATE_DIR / "roll.json"
@@ -205,7 +206,7 @@ def preflight(instances: Sequence[Instance]) -> None:
 def check_memory(instance: Instance) -> None:
     """Raises FleetError where the RAM, with what the running engine will give back, could not take its successor."""
     held_bytes = systemd.memory_bytes(instance.unit)
-    room_bytes = mem_available_bytes() + held_bytes
+    room_bytes = measure_host().available_bytes + held_bytes
     needed_bytes = instance.host_ram_bytes + instance.host_reserve_bytes
     if room_bytes < needed_bytes:
         raise FleetError(
@@ -255,9 +256,9 @@ def wait_released(instance: Instance, policy: Policy) -> None:
         check_ports(instance)
         if instance.accelerator == "cuda":
             check_gpu_memory(instance, observe().gpus, policy.gpu_idle_mib)
-        available_bytes = mem_available_bytes()
+        available_bytes = measure_host().available_bytes
         time.sleep(1)
-        if mem_available_bytes() - available_bytes > SETTLED_RISE_BYTES:
+        if measure_host().available_bytes - available_bytes > SETTLED_RISE_BYTES:
             raise NotNow("RAM to be given back", "it is still rising", "wait: pinned pools are unpinned page by page")
 
     wait(check, policy.release_timeout_s)

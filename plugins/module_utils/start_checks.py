@@ -17,9 +17,11 @@ from typing import Any
 
 from .errors import FleetError
 from .gpu_facts import ObservedGpu, observe
+from .host_measure import measure_host
 from .instance import CONFIG_DIR, RUNTIME_DIR, Instance, is_ready, running
 from .manifest import require_ready
 from .processes import listeners
+from .ram_headroom import recorded_plan, start_headroom
 from .units import gib
 
 POLL_S = 1.0
@@ -109,14 +111,6 @@ def check_gpu_users(instance: Instance, gpus: Sequence[ObservedGpu]) -> None:
                 )
 
 
-def mem_available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """MemAvailable, in bytes."""
-    for line in meminfo.read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise FleetError("MemAvailable in /proc/meminfo", "none", "run on Linux")
-
-
 def reservations(runtime_dir: Path = RUNTIME_DIR) -> dict[str, int]:
     """RAM in bytes that engines which are starting were let in with and may not have taken yet, by instance."""
     held = {}
@@ -128,7 +122,7 @@ def reservations(runtime_dir: Path = RUNTIME_DIR) -> dict[str, int]:
     return held
 
 
-def reserve_ram(instance: Instance, runtime_dir: Path = RUNTIME_DIR, meminfo: Path = Path("/proc/meminfo")) -> None:
+def reserve_ram(instance: Instance, config_dir: Path = CONFIG_DIR, runtime_dir: Path = RUNTIME_DIR) -> None:
     """Let the engine in where the RAM suffices beside every engine that is still starting; else raise RamTooSmall.
 
     Check and reservation are one step under a lock, so two starts never count on the same memory. The reservation
@@ -136,20 +130,14 @@ def reserve_ram(instance: Instance, runtime_dir: Path = RUNTIME_DIR, meminfo: Pa
     """
     with (runtime_dir / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        available_bytes = mem_available_bytes(meminfo)
+        plan, staged = recorded_plan(config_dir)
         others = {name: size for name, size in reservations(runtime_dir).items() if name != instance.name}
-        rest_bytes = available_bytes - sum(others.values()) - instance.host_ram_bytes
-        if rest_bytes < instance.host_reserve_bytes:
-            rows = [("available", available_bytes)]
-            rows += [(f"promised to {name}, which is starting", -size) for name, size in sorted(others.items())]
-            rows += [(f"needed by {instance.unit}", -instance.host_ram_bytes), ("left", rest_bytes)]
-            rows += [("must stay free", instance.host_reserve_bytes)]
-            refusal = RamTooSmall(
-                f"{gib(instance.host_ram_bytes + instance.host_reserve_bytes)} GiB of RAM",
-                f"{gib(available_bytes - sum(others.values()))} GiB",
-                "stop what takes it, or plan with a smaller hicache",
-            )
-            refusal.table = tuple(f"{what:<44}{gib(size_bytes):>10.2f} GiB" for what, size_bytes in rows)
+        room = start_headroom(plan, instance.name, measure_host(staged, shm=staged.parent), sum(others.values()))
+        if room.problems:
+            first = room.problems[0]
+            refusal = RamTooSmall(first.expected, first.found, first.change)
+            promises = (f"promised to {name}, which is starting: {gib(size)} GiB" for name, size in others.items())
+            refusal.table = (*room.table().splitlines(), *promises)
             raise refusal
         (runtime_dir / f"{instance.name}.reserved").write_text(
             json.dumps({"host_ram_bytes": instance.host_ram_bytes}) + "\n", encoding="utf-8"
@@ -179,7 +167,7 @@ def prestart(options: argparse.Namespace) -> int:
     others_start = reservations(options.runtime_dir)
     try:
         wait(
-            lambda: reserve_ram(instance, options.runtime_dir),
+            lambda: reserve_ram(instance, options.config_dir, options.runtime_dir),
             instance.start_timeout_s if others_start else RAM_PATIENCE_S,
         )
     except RamTooSmall as refusal:

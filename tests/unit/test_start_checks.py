@@ -7,10 +7,20 @@ from pathlib import Path
 import pytest
 from ansible_collections.llmops.fleet.plugins.module_utils import start_checks as core
 from ansible_collections.llmops.fleet.plugins.module_utils.gpu_facts import GpuProcess, ObservedGpu
+from ansible_collections.llmops.fleet.plugins.module_utils.host_memory import Host
 from ansible_collections.llmops.fleet.plugins.module_utils.instance import Instance
 from ansible_collections.llmops.fleet.plugins.module_utils.manifest import Manifest
 
 GIB = 2**30
+PLANNED = {
+    "numa_nodes": [None],
+    "hicache_kv_gb": 0,
+    "hicache_state_gb": 0,
+    "hicache_draft_gb": 0,
+    "hicache_index_gb": 0,
+    "rss_gib": 100,
+    "ram_per_hicache_gb": 1.0,
+}
 
 
 @pytest.fixture
@@ -30,19 +40,28 @@ def instance(tmp_path):
         model_path=str(model),
         served_model_name="m",
         host_ram_bytes=100 * GIB,
-        host_reserve_bytes=10 * GIB,
     )
 
 
 @pytest.fixture
-def meminfo(tmp_path):
-    path = tmp_path / "meminfo"
+def config_dir(instance, tmp_path):
+    """Records of two instances, each planned with 100 GiB of processes."""
+    for name in ("0", "1"):
+        record = dataclasses.replace(instance, name=name, planned={"host": PLANNED})
+        (tmp_path / "etc" / name).mkdir(parents=True)
+        (tmp_path / "etc" / name / "instance.json").write_text(record.to_json())
+    return tmp_path / "etc"
 
-    def available(gib):
-        path.write_text(f"MemTotal: 1 kB\nMemAvailable: {gib * 2**20} kB\n")
-        return path
 
-    return available
+@pytest.fixture
+def available(monkeypatch):
+    """Sets the RAM that the host has available, in GiB, out of 1000."""
+
+    def set_gib(gib):
+        host = Host(total_bytes=1000 * GIB, available_bytes=gib * GIB, shm_size_bytes=GIB, shm_used_bytes=0)
+        monkeypatch.setattr(core, "measure_host", lambda staged, shm: host)
+
+    return set_gib
 
 
 def test_a_model_that_is_not_staged_to_its_end_is_refused(instance):
@@ -79,18 +98,23 @@ def test_an_orphan_on_the_gpu_is_named_by_pid_and_unit(instance):
         core.check_gpu_users(bound, [gpu("GPU-a", "")])
 
 
-def test_two_starts_never_count_on_the_same_memory(instance, meminfo, tmp_path):
-    core.reserve_ram(instance, tmp_path, meminfo(200))
+def test_two_starts_never_count_on_the_same_memory(instance, config_dir, available, tmp_path):
+    available(200)
+    core.reserve_ram(instance, config_dir, tmp_path)
     second = dataclasses.replace(instance, name="1")
-    with pytest.raises(core.RamTooSmall, match=r"expected 110\.0 GiB of RAM; found 100\.0 GiB") as refusal:
-        core.reserve_ram(second, tmp_path, meminfo(200))
-    assert [line.split()[0] for line in refusal.value.table] == ["available", "promised", "needed", "left", "must"]
-    core.reserve_ram(second, tmp_path, meminfo(210))
+    with pytest.raises(core.RamTooSmall, match=r"GB available, .* too little") as refusal:
+        core.reserve_ram(second, config_dir, tmp_path)
+    table = "\n".join(refusal.value.table)
+    for words in ("processes", "reserve", "needed", "too little", "promised to 0, which is starting: 100.0 GiB"):
+        assert words in table
+    available(251)
+    core.reserve_ram(second, config_dir, tmp_path)
     assert core.reservations(tmp_path) == {"0": 100 * GIB, "1": 100 * GIB}
 
 
-def test_a_reservation_ends_with_the_start_that_made_it(instance, meminfo, tmp_path, monkeypatch):
-    core.reserve_ram(instance, tmp_path, meminfo(200))
+def test_a_reservation_ends_with_the_start_that_made_it(instance, config_dir, available, tmp_path, monkeypatch):
+    available(200)
+    core.reserve_ram(instance, config_dir, tmp_path)
     monkeypatch.setattr(core, "RESERVATION_GRACE_S", 0)
     assert core.reservations(tmp_path) == {}
     monkeypatch.setattr(core, "running", lambda name, runtime_dir: object())

@@ -1,6 +1,7 @@
 """How the units behave when something goes wrong, with real engines behind the real router."""
 
 import json
+import re
 import textwrap
 import time
 
@@ -146,13 +147,13 @@ def test_memory_running_out_in_one_unit_hurts_no_other_and_it_returns(host):
 
 def test_a_start_that_does_not_fit_is_refused_with_the_sum_while_the_other_serves(host, record):
     since = now(host)
-    record(host_ram_bytes=10**15)
+    record(planned={"host": {**json.loads(host.file(RECORD).content_string)["planned"]["host"], "rss_gib": 10**6}})
     assert host.run("systemctl restart sglang@1").rc != 0
     said = journal(host, "sglang@1", since)
-    for line in ("available ", "needed by sglang@1.service ", "left ", "must stay free "):
-        assert any(row.startswith(line) and row.endswith(" GiB") for row in said.splitlines()), line
-    assert "refused: expected 931" in said
-    assert "smaller hicache" in said
+    for row in ("processes", "reserve", "needed", "available", "too little"):
+        assert re.search(rf"^  {row} +[0-9.]+ GB +[0-9.]+ GiB$", said, re.MULTILINE), row
+    assert "refused: expected 1073" in said
+    assert "lower hicache_gb, run fewer instances, or free memory" in said
     host.check_output("systemctl stop sglang@1")
     assert complete(host) == 4
     assert host.service("sglang@0").is_running
