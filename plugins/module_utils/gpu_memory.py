@@ -444,11 +444,11 @@ def _size_states(
             f"{reserved_requests} requests * {drafts} draft tokens * {slot_bytes / MIB:.1f} MiB = "
             f"{slot_bytes * reserved_requests * drafts / GIB:.1f} GiB of intermediate states"
         )
-    wanted.append(
-        f"{slots + padding} state slots * {slot_bytes / MIB:.1f} MiB = {(slots + padding) * slot_bytes / GIB:.1f} GiB"
-    )
+    if slots:
+        rows = slots + padding
+        wanted.append(f"{rows} state slots * {slot_bytes / MIB:.1f} MiB = {rows * slot_bytes / GIB:.1f} GiB")
     problem = FleetError(
-        f"room for {' and '.join(wanted)}, and for KV",
+        f"room for {' and '.join(wanted) or 'state slots'}, and for KV",
         f"{whole_gib:.1f} GiB beside the weights",
         "lower max_running_requests or max_mamba_cache_size, or raise mem_fraction_static",
     )

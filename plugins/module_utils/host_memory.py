@@ -270,8 +270,10 @@ class HostBudget:
         if not self.shortfall_bytes:
             return None
         summands = " + ".join(f"{name} {size / GB:.1f}" for name, size in self.parts if size)
+        tier_bytes = sum(size for name, size in self.parts if name.startswith("hicache"))
+        of_it = f", {tier_bytes / GB:.1f} GB of it hicache" if tier_bytes else ""
         return FleetError(
-            f"{self.needed_bytes / GB:.1f} GB of memory on {self.where} ({summands})",
+            f"{self.needed_bytes / GB:.1f} GB of memory on {self.where}{of_it} ({summands})",
             f"{self.available_bytes / GB:.1f} GB available, {self.shortfall_bytes / GB:.1f} GB too little",
             "lower hicache_gb, run fewer instances, or free memory",
         )

@@ -87,7 +87,9 @@ def test_field_record_is_refused_with_the_sum(release, draft_gb, needed_gb):
     assert pools.draft_bytes / GB == pytest.approx(draft_gb, abs=0.05)
     assert pools.total_bytes / GB == pytest.approx(needed_gb, abs=0.05)
     assert not plan.fits
-    assert any("hicache KV 150.0 + hicache state 150.1" in str(problem) for problem in plan.problems)
+    refusals = " ".join(map(str, plan.problems))
+    assert f"{needed_gb} GB of it hicache" in refusals
+    assert "hicache KV 150.0 + hicache state 150.1" in refusals
     assert 0 < plan.largest_hicache_gb < 100
 
 
