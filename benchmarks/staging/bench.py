@@ -11,7 +11,6 @@ import json
 import mmap
 import os
 import shutil
-import statistics
 import struct
 import subprocess
 import sys
@@ -20,9 +19,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[2] / ".collections"))
-from ansible_collections.llmops.fleet.plugins.module_utils.staging import Copy, Target, plan, stage
+from ansible_collections.llmops.fleet.plugins.module_utils.staging import (
+    Copy,
+    Target,
+    available_memory_bytes,
+    plan,
+    stage,
+)
+from ansible_collections.llmops.fleet.plugins.module_utils.units import GIB, gib
 from ansible_collections.llmops.fleet.plugins.module_utils.weights_source import Directory
 
 SHARDS = 8
@@ -142,53 +149,71 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size-gb", type=float, default=4.0, help="size of the model in GB (1e9 bytes)")
-    parser.add_argument("--disk", type=Path, default=Path.cwd(), help="directory on the disk to read from")
+    parser.add_argument("--disk", type=Path, default=Path(".cache"), help="directory on the disk to read from")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="tmpfs to copy into")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=Target.threads, help="of ours and of the limits")
     parser.add_argument("--json", type=Path, help="file to write the rates to")
     arguments = parser.parse_args()
+    size_bytes = int(arguments.size_gb * 1e9)
+    check_room(arguments.disk, arguments.memory, size_bytes)
     with (
         tempfile.TemporaryDirectory(dir=arguments.disk, prefix="bench-staging-") as disk,
         tempfile.TemporaryDirectory(dir=arguments.memory, prefix="bench-staging-") as memory,
     ):
-        write_model(Path(disk), int(arguments.size_gb * 1e9))
+        write_model(Path(disk), size_bytes)
         bench = Bench(Path(disk), Path(memory), arguments.threads)
-        ways: dict[str, Callable[[], None]] = {
-            "ours": bench.ours,
-            "ours, not verified": bench.ours_unverified,
-            "cp -r": bench.command("cp", "-r", disk, memory),
-            "dd bs=16M": bench.dd,
-            f"{SHARDS} cp at once": bench.parallel_cp,
-            "read to nowhere, direct": bench.read(os.O_DIRECT),
-            "read to nowhere, buffered": bench.read(0),
-            "memory to tmpfs": bench.memory_to_memory,
+        copying, reading = ("cold", "warm"), ("cold",)
+        ways: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
+            "ours": (bench.ours, copying),
+            "ours, not verified": (bench.ours_unverified, copying),
+            "cp -r": (bench.command("cp", "-r", disk, memory), copying),
+            "rsync -a": (bench.command("rsync", "-a", disk, memory), copying),
+            "dd bs=16M": (bench.dd, copying),
+            f"{SHARDS} cp at once": (bench.parallel_cp, copying),
+            "read to nowhere, direct": (bench.read(os.O_DIRECT), reading),
+            "read to nowhere, buffered": (bench.read(0), reading),
+            "memory to tmpfs": (bench.memory_to_memory, reading),
         }
-        if shutil.which("rsync"):
-            ways["rsync -a"] = bench.command("rsync", "-a", disk, memory)
-        rates: dict[tuple[str, str], list[float]] = {}
+        if not shutil.which("rsync"):
+            del ways["rsync -a"]
+        # A virtual machine gets its memory page by page when it first uses it; that is not what is measured.
+        bench.rate(bench.command("cp", "-r", disk, memory), bench.warm)
+        rates: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
         for _ in range(arguments.repeat):
-            for name, way in ways.items():
-                for state, prepare in (("cold", bench.cool), ("warm", bench.warm)):
-                    rates.setdefault((name, state), []).append(bench.rate(way, prepare))
-    middle = {key: statistics.median(values) for key, values in rates.items()}
-    print(f"{arguments.size_gb:g} GB in {SHARDS} shards, {os.cpu_count()} cores, {arguments.threads} threads, GB/s")
-    print(f"{'':28}{'cold':>8}{'warm':>8}   lowest to highest, cold; warm")
-    for name in ways:
-        cold, warm = rates[name, "cold"], rates[name, "warm"]
-        print(
-            f"{name:28}{middle[name, 'cold']:8.2f}{middle[name, 'warm']:8.2f}"
-            f"   {min(cold):.2f} to {max(cold):.2f}; {min(warm):.2f} to {max(warm):.2f}"
-        )
+            for name, (way, states) in ways.items():
+                for state in states:
+                    rate = bench.rate(way, bench.cool if state == "cold" else bench.warm)
+                    rates[name].setdefault(state, []).append(rate)
+    print(f"{arguments.size_gb:g} GB in {SHARDS} shards, {os.cpu_count()} cores, {arguments.threads} threads")
+    print("GB/s, the median and (lowest to highest)")
+    for name, by_state in rates.items():
+        shown = (f"{state} {median(r):6.2f} ({min(r):.2f} to {max(r):.2f})" for state, r in by_state.items())
+        print(f"{name:28}" + "    ".join(shown))
     if arguments.json:
-        arguments.json.write_text(json.dumps({f"{name}, {state}": values for (name, state), values in rates.items()}))
-    limit = max(middle[f"read to nowhere, {mode}", "cold"] for mode in ("direct", "buffered"))
+        arguments.json.write_text(json.dumps(rates))
+    cold = {name: median(by_state["cold"]) for name, by_state in rates.items()}
+    limit = max(cold["read to nowhere, direct"], cold["read to nowhere, buffered"])
     print(
-        f"cold_vs_limit={middle['ours', 'cold'] / limit:.2f}"
-        f" cold_vs_cp={middle['ours', 'cold'] / middle['cp -r', 'cold']:.2f}"
-        f" warm_vs_cp={middle['ours', 'warm'] / middle['cp -r', 'warm']:.2f}"
-        f" verify_cost={1 - middle['ours', 'cold'] / middle['ours, not verified', 'cold']:.2f}"
+        f"cold_vs_limit={cold['ours'] / limit:.2f}"
+        f" cold_vs_cp={cold['ours'] / cold['cp -r']:.2f}"
+        f" warm_vs_cp={median(rates['ours']['warm']) / median(rates['cp -r']['warm']):.2f}"
+        f" verify_cost={1 - cold['ours'] / cold['ours, not verified']:.2f}"
     )
+
+
+def check_room(disk: Path, memory: Path, size_bytes: int) -> None:
+    """Refuse a size that the disk, the tmpfs or the RAM cannot take: the page cache and the copy are both RAM."""
+    disk.mkdir(exist_ok=True)
+    for place, needed_bytes, free_bytes in (
+        (str(disk), size_bytes, shutil.disk_usage(disk).free),
+        (str(memory), size_bytes, shutil.disk_usage(memory).free),
+        ("RAM", 2 * size_bytes + GIB, available_memory_bytes()),
+    ):
+        if needed_bytes > free_bytes:
+            sys.exit(
+                f"expected {gib(needed_bytes)} GiB free in {place}; found {gib(free_bytes)} GiB; give a smaller SIZE_GB"
+            )
 
 
 if __name__ == "__main__":
