@@ -72,8 +72,10 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    keep = Path(module.params["keep"])
+    not_yet_staged = module.check_mode and not keep.exists()
     try:
-        revisions = other_revisions(Path(module.params["keep"]), Path(module.params["instances_dir"]))
+        revisions = () if not_yet_staged else other_revisions(keep, Path(module.params["instances_dir"]))
     except FleetError as error:
         module.fail_json(msg=str(error))
     unused = [revision for revision in revisions if not revision.users]
