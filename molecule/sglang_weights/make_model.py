@@ -1,5 +1,6 @@
-"""Writes a model directory of random bytes: two shards of 8 MB and what stands beside them."""
+"""Writes a model directory of random bytes: two shards of 8 MB, what stands beside them, and their SHA256SUMS."""
 
+import hashlib
 import json
 import os
 import struct
@@ -18,3 +19,5 @@ index = {"weight_map": {f"t{number}": shard for number, shard in enumerate(shard
 (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 (directory / "config.json").write_text("{}")
 (directory / "consolidated.pth").write_bytes(b"not wanted")
+sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(directory.iterdir())]
+(directory / "SHA256SUMS").write_text("".join(sums))

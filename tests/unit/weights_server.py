@@ -1,10 +1,12 @@
-"""A real HTTP server for weights that misbehaves on demand."""
+"""A real HTTP server for weights that misbehaves on demand. By hand: weights_server.py DIRECTORY PORT."""
 
 import re
+import sys
 import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 
@@ -13,8 +15,8 @@ class WeightsServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, directory):
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, directory, address=("127.0.0.1", 0)):
+        super().__init__(address, Handler)
         self.directory = directory
         self.faults = {}
         self.routes = []
@@ -97,3 +99,7 @@ def serving(directory):
     finally:
         server.shutdown()
         server.server_close()
+
+
+if __name__ == "__main__":
+    WeightsServer(Path(sys.argv[1]), ("0.0.0.0", int(sys.argv[2]))).serve_forever()

@@ -10,19 +10,20 @@ import testinfra
 
 PROJECT = Path(os.environ["MOLECULE_PROJECT_DIRECTORY"]).resolve()
 PATH = "/dev/shm/sglang/tiny"
+COPY = "/var/lib/sglang/models/tiny"
 UNIT = "sglang-weights@tiny.service"
 
 
-def ready(host):
-    return json.loads(host.file(f"{PATH}/READY").content_string)
+def ready(host, path=PATH):
+    return json.loads(host.file(f"{path}/READY").content_string)
 
 
 def property_of(host, unit, name):
     return host.check_output(f"systemctl show --value --property={name} '{unit}'")
 
 
-def staged_digests(host):
-    lines = host.check_output(f"cd {PATH} && find . -type f ! -name READY -exec sha256sum {{}} +").splitlines()
+def staged_digests(host, path=PATH):
+    lines = host.check_output(f"cd {path} && find . -type f ! -name READY -exec sha256sum {{}} +").splitlines()
     return {path.removeprefix("./"): digest for digest, path in (line.split(maxsplit=1) for line in lines)}
 
 
@@ -30,7 +31,7 @@ def test_every_byte_is_what_ready_says_and_what_the_source_holds(host):
     staged = staged_digests(host)
     assert staged == {path: record["sha256"] for path, record in ready(host)["files"].items()}
     for path, digest in staged.items():
-        assert host.check_output(f"sha256sum /srv/weights/tiny/{path}").split()[0] == digest
+        assert host.check_output(f"sha256sum /srv/mirror/tiny/{path}").split()[0] == digest
     assert "consolidated.pth" not in staged
 
 
@@ -44,7 +45,7 @@ def test_files_belong_to_a_system_user_and_engines_can_read_them(host):
 def test_boot_unit_waits_for_its_mounts_and_engines_wait_for_it(host):
     assert property_of(host, UNIT, "ActiveState") == "active"
     assert property_of(host, UNIT, "UnitFileState") == "enabled"
-    assert "/srv/weights/tiny" in property_of(host, UNIT, "RequiresMountsFor")
+    assert COPY in property_of(host, UNIT, "RequiresMountsFor")
     assert "sglang-weights.target" in property_of(host, UNIT, "Before")
     assert UNIT in property_of(host, "sglang-weights.target", "After")
     assert (
@@ -70,13 +71,21 @@ def test_verify_command_finds_a_flipped_bit(host):
     assert host.run(f"sglang-fleet verify {PATH}").rc == 0
 
 
-def test_second_host_got_the_model_from_the_first(host):
+def test_too_small_shm_was_grown_for_good(host):
+    size_bytes = int(host.check_output("findmnt --bytes --noheadings --output SIZE /dev/shm"))
+    assert size_bytes > sum(record["size_bytes"] for record in ready(host)["files"].values())
+    assert f"size={size_bytes // 1024}k" in host.file("/etc/fstab").content_string
+
+
+def test_second_host_got_the_model_from_the_first_into_a_tmpfs_of_its_own(host):
     peer = testinfra.get_host("ssh://gpu-host-2", ssh_config=str(PROJECT / ".cache/test-hosts/ssh_config"))
-    assert ready(peer)["digest"] == ready(host)["digest"]
-    assert staged_digests(peer) == staged_digests(host)
-    assert not peer.file("/srv/weights").exists
-    assert "/var/lib/sglang/models/tiny" in property_of(peer, UNIT, "RequiresMountsFor")
-    assert host.run("systemctl cat sglang-weights-share-tiny.service | grep -i token").stdout == ""
+    assert ready(peer, "/srv/shm/tiny")["digest"] == ready(host)["digest"]
+    assert staged_digests(peer, "/srv/shm/tiny") == staged_digests(host)
+    assert not peer.file("/srv/mirror").exists
+    assert COPY in property_of(peer, UNIT, "RequiresMountsFor")
+    options = peer.check_output("findmnt --noheadings --output OPTIONS /srv/shm").split(",")
+    assert {"size=65536k", "huge=within_size", "mpol=interleave"} <= set(options)
+    assert "/srv/shm tmpfs huge=within_size,mpol=interleave,size=65536k" in peer.file("/etc/fstab").content_string
 
 
 def container(host):
@@ -106,7 +115,7 @@ def test_reboot_brings_the_weights_back_without_ansible(host):
 def upgrade(host, *arguments):
     scenario = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"])
     return subprocess.run(
-        ["ansible-playbook", f"--inventory={scenario}/inventory.yml", scenario / "upgrade.yml", *arguments],
+        ["ansible-playbook", f"--inventory={scenario}/inventory/hosts.yml", scenario / "upgrade.yml", *arguments],
         capture_output=True,
         text=True,
         check=True,
@@ -128,4 +137,5 @@ def test_old_revision_stays_while_an_instance_names_it_and_goes_afterwards(host)
     assert not host.file(PATH).exists
     assert host.file(f"{PATH}-second/READY").exists
     assert property_of(host, UNIT, "LoadState") == "not-found"
-    assert host.file("/srv/weights/tiny/config.json").exists
+    assert not host.file(COPY).exists
+    assert host.file("/srv/mirror/tiny/config.json").exists
