@@ -84,6 +84,7 @@ class Bench:
     def ours_unverified(self) -> None:
         source, target = Directory(self.source), self.target()
         target.partial.mkdir(parents=True)
+        target.progress.parent.mkdir(parents=True)
         Copy(source, target, plan(source, target).steps, verify=False).run()
 
     def command(self, *command: str) -> Callable[[], None]:

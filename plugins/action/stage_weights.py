@@ -6,11 +6,13 @@ import json
 import shlex
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
+from ansible_collections.llmops.fleet.plugins.module_utils.staging import Target
 from ansible_collections.llmops.fleet.plugins.plugin_utils.weights_remote import (
     BUCKET,
     HUB,
@@ -58,7 +60,9 @@ class ActionModule(ActionBase):
             self._task.async_val = 0
         if job.get("failed") or "results_file" not in job:
             return job
-        results, progress = (shlex.quote(path) for path in (job["results_file"], f"{arguments['path']}.progress.json"))
+        state_dir = Path(arguments.get("state_dir") or Target.state_dir)
+        target = Target(Path(arguments["path"]), str(arguments["name"]), state_dir=state_dir)
+        results, progress = shlex.quote(job["results_file"]), shlex.quote(str(target.progress))
         told, changed_at = "", time.monotonic()
         while True:
             text = self._low_level_execute_command(f"cat {results}; echo; cat {progress}")["stdout"]

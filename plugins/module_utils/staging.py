@@ -1,6 +1,6 @@
 """Puts a model where engines load it from: parallel, verified while it is copied, resumed, published by one rename.
 
-A model is written to `<path>.partial`, its progress to `<path>.progress.json`. READY is written last, then the
+A model is written to `<path>.partial`. READY is written last, then the
 directory is renamed to `<path>`: whoever finds READY there finds a whole model. The same calls run in the module
 `stage_weights` and, without Ansible, in the boot unit (`sglang-fleet stage`).
 """
@@ -76,13 +76,16 @@ class Target:
 
     @property
     def progress(self) -> Path:
-        """File that says how far the copy is; read by whoever waits, and by the run that resumes it."""
-        return self.path.with_name(self.path.name + ".progress.json")
+        """File that says how far the copy is, for whoever waits and for the run that resumes it; not on the tmpfs."""
+        return self._state("progress.json")
 
     @property
     def learned(self) -> Path:
         """File of the digests that were learned from a source that states none."""
-        return self.state_dir / "weights" / f"{self.path.name}.json"
+        return self._state("learned.json")
+
+    def _state(self, kind: str) -> Path:
+        return self.state_dir / "weights" / f"{str(self.path).strip('/').replace('/', '-')}.{kind}"
 
 
 @dataclass(frozen=True)
@@ -251,8 +254,9 @@ def stage(source: Source, target: Target) -> Staged | None:
     or fails, and when another run holds the path for longer than `wait_s`. What was copied by then is resumed by the
     next run.
     """
-    target.path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-    with _only_run(target):
+    for directory in (target.path.parent, target.progress.parent):
+        directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    with _only_run(target), _full_said(target):
         staging = plan(source, target)
         if staging.up_to_date:
             _discard_partial(target)
@@ -369,6 +373,16 @@ class Copy:
         workers = [threading.Thread(target=self._work, daemon=True) for _ in range(self._target.threads)]
         for worker in workers:
             worker.start()
+        try:
+            self._watch(workers)
+        except BaseException as error:
+            self._error = self._error or error
+        if self._error is not None:
+            raise self._error
+        return {file.step.file.path: FileRecord(file.size_bytes, file.sha256 or "") for file in self._files}
+
+    def _watch(self, workers: Sequence[threading.Thread]) -> None:
+        """Save the progress until all is copied; raises FleetError when nothing moves any more."""
         moved_bytes, moved_at = 0, time.monotonic()
         while alive := [worker for worker in workers if worker.is_alive()]:
             alive[0].join(_SAVE_EVERY_S)
@@ -376,16 +390,14 @@ class Copy:
             if self._moved_bytes != moved_bytes:
                 moved_bytes, moved_at = self._moved_bytes, time.monotonic()
             elif time.monotonic() - moved_at > self._target.stall_s:
-                self._error = FleetError(
+                raise FleetError(
                     f"a byte from {self._source.address} at least every {self._target.stall_s:g} s",
                     f"none since {moved_bytes} bytes",
                     "look at the source and its network or mount; run again to resume",
                 )
-                break
-        self._save_progress()
-        if self._error is not None:
-            raise self._error
-        return {file.step.file.path: FileRecord(file.size_bytes, file.sha256 or "") for file in self._files}
+        for file in self._files:
+            if file.descriptor >= 0:
+                os.close(file.descriptor)
 
     def _work(self) -> None:
         _interleave_memory()
@@ -437,17 +449,8 @@ class Copy:
 
     def _write(self, file: _File, offset: int, view: memoryview) -> None:
         done = 0
-        try:
-            while done < len(view):
-                done += os.pwrite(file.descriptor, view[done:], offset + done)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise FleetError(
-                f"room for {file.destination} until it is whole",
-                f"a full file system at byte {offset + done}",
-                "free space or enlarge the file system; run again to resume",
-            ) from None
+        while done < len(view):
+            done += os.pwrite(file.descriptor, view[done:], offset + done)
         with self._lock:
             self._moved_bytes += len(view)
 
@@ -619,6 +622,21 @@ def file_system(path: Path, mounts: str | None = None) -> tuple[str, str]:
 
 
 @contextmanager
+def _full_said(target: Target) -> Iterator[None]:
+    """Turn the system's word for a full file system into a refusal."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise FleetError(
+            f"room in {target.path.parent} until {target.name} is whole",
+            f"a full file system ({error})",
+            "free space or enlarge it; run again to resume",
+        ) from None
+
+
+@contextmanager
 def _only_run(target: Target) -> Iterator[None]:
     """Hold the path against other runs; waits for `wait_s`, then fails with the holder's process id."""
     deadline = time.monotonic() + target.wait_s
@@ -687,7 +705,6 @@ def _same_file(record: Mapping[str, Any] | None, file: SourceFile) -> bool:
 
 
 def _keep_learned(target: Target, source: Source, staging: Staging, records: Mapping[str, FileRecord]) -> None:
-    target.learned.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     _save(
         target.learned,
         {

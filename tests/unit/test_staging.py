@@ -231,6 +231,26 @@ def test_a_full_file_system_is_said_and_resumed(source, target, monkeypatch):
     assert content(target.path) == content(source)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+def test_a_tmpfs_that_fills_up_meanwhile_is_said_and_resumed(source, target, monkeypatch):
+    target.path.parent.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", target.path.parent], check=True)
+    try:
+        with pytest.raises(FleetError, match="GiB free in"):
+            stage(SmallBlocks(source), target)
+        assert not target.partial.exists()
+        monkeypatch.setattr(staging, "_check_room", lambda *_: None)
+        with pytest.raises(FleetError, match="a full file system"):
+            stage(SmallBlocks(source), target)
+        monkeypatch.undo()
+        subprocess.run(["mount", "-o", "remount,size=4m", target.path.parent], check=True)
+        assert 0 < plan(SmallBlocks(source), target).remaining_bytes < 900_000
+        stage(SmallBlocks(source), target)
+        assert content(target.path) == content(source)
+    finally:
+        subprocess.run(["umount", target.path.parent], check=True)
+
+
 def test_a_source_that_stalls_fails_loudly(source, target, monkeypatch):
     monkeypatch.setattr(weights_source._DirectoryReader, "read_into", lambda *_: time.sleep(3))
     with pytest.raises(FleetError, match=r"at least every 0.3 s"):
