@@ -354,7 +354,8 @@ def probe_units(deployment: Deployment) -> tuple[str, str]:
             "Unit",
             (
                 ("Description", "Liveness checks of SGLang on GPU %i"),
-                ("BindsTo", "sglang@%i.service"),
+                # Wanted by the engine's unit. BindsTo= would have each failed start of an engine counted twice.
+                ("StopWhenUnneeded", "yes"),
                 ("After", "sglang@%i.service"),
             ),
         ),

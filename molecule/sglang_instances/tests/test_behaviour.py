@@ -120,12 +120,11 @@ def test_a_wedged_engine_is_replaced_while_the_router_serves(host):
 HOG = """
 import os, time
 pid = os.popen("systemctl show --property=MainPID --value sglang@0").read().strip()
+mounts = {"name=systemd": "systemd/", "": "unified/"} if os.path.isdir("/sys/fs/cgroup/systemd") else {"": ""}
 for line in open(f"/proc/{pid}/cgroup"):
     _, controllers, path = line.strip().split(":", 2)
-    if controllers in ("memory", ""):
-        root = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
-        if os.path.exists(f"{root}{path}/memory.limit_in_bytes") or os.path.exists(f"{root}{path}/memory.max"):
-            open(f"{root}{path}/cgroup.procs", "w").write(str(os.getpid()))
+    with open(f"/sys/fs/cgroup/{mounts.get(controllers, controllers + '/')}{path}/cgroup.procs", "w") as procs:
+        procs.write(str(os.getpid()))
 for _ in range(6):
     if os.fork() == 0:
         hoard = bytearray(600 << 20)
