@@ -6,6 +6,7 @@ is replaced. Nothing that a process runs from, or that a configuration refers to
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -70,7 +71,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Installation:
-    """What a directory below the root was made from."""
+    """What a directory below the root was made from; `python` is the minor version, since patches do not matter."""
 
     version: str
     python: str
@@ -85,12 +86,13 @@ class Engines:
     references: tuple[Path, ...] = ()
 
     def installed(self) -> dict[str, Installation]:
-        """Every whole installation by its directory's name."""
-        return {
-            marker.parent.name: Installation(**json.loads(marker.read_text()))
-            for marker in sorted(self.root.glob(f"*/{COMPLETE}"))
-            if not marker.parent.is_symlink()
-        }
+        """Every whole installation by its directory's name; one whose mark cannot be read is none."""
+        whole = {}
+        for marker in sorted(self.root.glob(f"*/{COMPLETE}")):
+            with contextlib.suppress(ValueError, TypeError):
+                if not marker.parent.is_symlink():
+                    whole[marker.parent.name] = Installation(**json.loads(marker.read_text()))
+        return whole
 
     def current(self) -> str | None:
         """The directory that the link `current` names, or None."""
@@ -122,7 +124,8 @@ class Engines:
         name is taken by other packages that are in use; and after removing what it wrote where the installation fails.
         """
         host = observe(python)
-        wanted = Installation(str(version), host.python, _digest(source))
+        minor = ".".join(host.python.split(".")[:2])
+        wanted = Installation(str(version), minor, _digest(source))
         found = self.installed().get(name)
         if found == wanted:
             return False
@@ -134,7 +137,7 @@ class Engines:
                 "give the new ones a directory of their own: set sglang_engine_build",
             )
         require(version, accelerator, host, source.packages())
-        self._check_fit(version, source, host.python)
+        self._check_fit(version, source, minor)
         if not check:
             self._install(self.root / name, wanted, source, python)
         return True
@@ -162,7 +165,7 @@ class Engines:
         (self.root / name / COMPLETE).unlink(missing_ok=True)
         shutil.rmtree(self.root / name, ignore_errors=True)
 
-    def _check_fit(self, version: Release, source: Source, python_version: str) -> None:
+    def _check_fit(self, version: Release, source: Source, python: str) -> None:
         if source.wheelhouse is not None:
             house = Wheelhouse.open(source.wheelhouse)
             held = house.version_of("sglang")
@@ -172,7 +175,7 @@ class Engines:
                     f"SGLang {held}" if held else "no SGLang",
                     "correct sglang_engine_version or sglang_engine_wheelhouse",
                 )
-            _check_tags(house, python_version)
+            _check_tags(house, python)
         existing = next(parent for parent in (self.root, *self.root.parents) if parent.exists())
         free_bytes, need_bytes = shutil.disk_usage(existing).free, source.install_bytes()
         if free_bytes < need_bytes:
@@ -224,13 +227,13 @@ def _digest(source: Source) -> str:
     return hashlib.sha256("\n".join((source.lock_text(), *source.extra_packages)).encode()).hexdigest()
 
 
-def _check_tags(house: Wheelhouse, python_version: str) -> None:
-    tag = "cp" + "".join(python_version.split(".")[:2])
+def _check_tags(house: Wheelhouse, python: str) -> None:
+    tag = "cp" + python.replace(".", "")
     for wheel in house.wheels:
         python_tag, abi_tag = wheel.path.stem.split("-")[-3:-1]
         if abi_tag.startswith("cp") and tag not in python_tag.split("."):
             raise FleetError(
-                f"a wheelhouse for Python {python_version} at {house.directory}",
+                f"a wheelhouse for Python {python} at {house.directory}",
                 f"{wheel.path.name}",
                 "set sglang_engine_python to a Python of that version, or build the wheelhouse with this one",
             )

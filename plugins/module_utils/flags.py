@@ -165,6 +165,17 @@ REFUSED: Mapping[str, str] = {
     "--admin-api-key": "a key in argv is readable by every user of the host; keep the engines' ports off the network",
     "--config": "flags in a file escape every check; give them as sglang_instances_extra_args",
     "--max-hierarchical-cache-size": f"set {INTENT}.hicache_gb",
+    **dict.fromkeys(
+        ("--base-gpu-id", "--gpu-id-step"),
+        "an instance sees its own GPUs alone; choose them by sglang_instances_gpus",
+    ),
+    **dict.fromkeys(
+        (
+            *("--dp-size", "--data-parallel-size", "--pp-size", "--pipeline-parallel-size"),
+            *("--nnodes", "--node-rank", "--dist-init-addr", "--nccl-init-addr"),
+        ),
+        f"an instance spans {INTENT}.tensor_parallel GPUs of one host; more instances serve in parallel",
+    ),
 }
 """Free arguments that are refused for a reason of their own."""
 
@@ -374,7 +385,7 @@ def _check_extra(flag: str, values: tuple[str, ...], release: Release, accelerat
         raise FleetError(
             f"{name} to be set by the plan", f"{given} in {EXTRA_ARGS}{renamed}", f"set {owners[flag].instead}"
         )
-    if flag in known or release > NEWEST:
+    if flag in known:
         return
     meant = sorted(name for name in known | set(owners) | set(REFUSED) if name.startswith(flag))
     if meant and flag not in REPLACED:
@@ -384,6 +395,8 @@ def _check_extra(flag: str, values: tuple[str, ...], release: Release, accelerat
             f"{flag}, short for {' or '.join(meant)}",
             f"set {owner.instead}" if owner else "write the full name",
         )
+    if release > NEWEST:
+        return
     raise FleetError(
         f"flags that SGLang {release} takes",
         f"{flag} in {EXTRA_ARGS}{fates}",

@@ -256,6 +256,12 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        "--speculative-draft-model-path",
+        "the plan has no room for a draft model of its own",
+        "drop it: mtp uses the model's own layer",
+        lambda c: "--speculative-draft-model-path" in c.extra or "--speculative-draft-model" in c.extra,
+    ),
+    Rule(
         "MTP with topk above 1",
         "attention falls back to triton with pages of one token",
         "set topk to 1 unless the wider tree was measured to pay",

@@ -85,6 +85,17 @@ def test_a_failed_installation_is_gone_and_the_next_one_succeeds(tmp_path: Path,
 
 
 @pytest.mark.usefixtures("with_uv")
+def test_a_patched_python_is_no_other_installation_and_a_broken_mark_is_none(tmp_path: Path, engines: Engines) -> None:
+    source = house(tmp_path / "w", "0.5.23")
+    engines.ensure("0.5.23", V23, source, sys.executable)
+    marker = engines.root / "0.5.23" / COMPLETE
+    assert f'"{sys.version_info.major}.{sys.version_info.minor}"' in marker.read_text()
+    marker.write_text("{")
+    assert engines.installed() == {}
+    assert engines.ensure("0.5.23", V23, source, sys.executable)
+
+
+@pytest.mark.usefixtures("with_uv")
 def test_other_packages_need_a_directory_of_their_own_while_in_use(tmp_path: Path, engines: Engines) -> None:
     engines.ensure("0.5.23", V23, house(tmp_path / "w", "0.5.23"), sys.executable)
     other = house(tmp_path / "w2", "0.5.23", "py2.py3-none-any")

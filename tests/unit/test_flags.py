@@ -144,6 +144,8 @@ def test_no_abbreviation_of_a_managed_flag_passes(name: str, data: st.DataObject
         (("--no-such-flag",), "drop it or correct the spelling"),
         (("--cuda-graph-bs", "1", "2"), "write --cuda-graph-bs-decode"),
         (("--config=/etc/x.yml",), "escape every check"),
+        (("--dp-size=2",), "tensor_parallel"),
+        (("--base-gpu-id", "1"), "sglang_instances_gpus"),
         (("value",), "a flag before every value"),
         (("--log-level=info", "--log-level=debug"), "once"),
     ],
@@ -190,6 +192,8 @@ def test_releases_out_of_reach() -> None:
     with pytest.raises(FleetError, match=r"0\.5\.10 or later"):
         line(Intent(), Release.parse("0.5.9"))
     assert "newer than 0.5.23" in line(Intent(), Release.parse("0.6.0"), extra_args=("--new-flag=1",)).warnings[0]
+    with pytest.raises(FleetError, match="short for --mem-fraction-static"):
+        line(Intent(), Release.parse("0.6.0"), extra_args=("--mem-frac=0.9",))
     assert fate("--hicache-host-memory-fraction", V20) == "it is there from 0.5.23 on"
 
 
@@ -222,6 +226,12 @@ STATE = Intent(mtp=MTP, state_strategy="extra_buffer")
         (STATE, "0.5.23", {"extra_args": ("--mamba-track-interval=100",)}, "ends of pages"),
         (Intent(mtp=Speculation(3, 1, 8)), "0.5.23", {}, "steps \\+ 1"),
         (Intent(mtp=Speculation(3, 4, 8)), "0.5.23", {"extra_args": ("--attention-backend=trtllm_mha",)}, "one branch"),
+        (
+            Intent(mtp=MTP),
+            "0.5.23",
+            {"extra_args": ("--speculative-draft-model-path=/d",)},
+            "no room for a draft model",
+        ),
         (Intent(), "0.5.23", {"extra_args": ("--weight-loader-disable-mmap",)}, "private memory"),
     ],
 )
