@@ -190,10 +190,24 @@ def test_reboot_ends_with_both_engines_serving(host):
     assert host.file("/dev/shm/sglang/tiny-qwen3/READY").exists
 
 
+# Commands of the README that other tests run.
+ELSEWHERE = {
+    "make demo": "this module's fixture",
+    "make test": "this very run",
+    "make lint": ".ci/run",
+    "make clean": ".ci/run",
+    ".venv/bin/molecule test -s sglang_host": "test_scenarios.py",
+    "ansible-playbook rollback.yml -l b200": "molecule/sglang_engine",
+}
+
+
 def test_every_command_of_the_readme_runs(host):
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    readme = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)
     commands = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    elsewhere = {"make demo", "make test", "make clean"}  # this module's fixture, this run itself, .ci/run
-    for command in commands:
-        if command and command not in elsewhere:
-            run(f"export ANSIBLE_INVENTORY=inventory/demo; {command}")
+    commands += re.findall(r"`((?:make|ansible-playbook|\.venv/bin/\S+) [^`]+)`", readme)
+    assert set(ELSEWHERE) <= set(commands)
+    for command in dict.fromkeys(commands):
+        if command not in ELSEWHERE:
+            inventory = "example" if "declared=true" in command else "demo"
+            run(f"export ANSIBLE_INVENTORY=inventory/{inventory}; {command}")
