@@ -119,6 +119,7 @@ class Checkpoint:
     """One model directory.
 
     Attributes:
+        experts: routed experts of a layer; 0 for a dense model.
         family: "hybrid" (GDN and attention), "mha" or "mla".
         attention_layers: layers that keep KV.
         draft_layers: MTP layers; 0 where the model has none.
@@ -127,6 +128,8 @@ class Checkpoint:
         vision: (layers, hidden size) of the vision encoder, or None for a text-only model.
         quantization: quant_method of config.json, or None.
         kv_quantized: `auto` means fp8 for the KV cache.
+        rotary_dim: dimensions of a head that are rotated, for which the engine keeps a table over all positions.
+        expanded_kv_elements: elements of MLA's matrices that expand the compressed KV, of all layers.
         weights: None where the directory holds no shards and config.json cannot tell (quantised models).
     """
 
@@ -138,6 +141,8 @@ class Checkpoint:
     quantization: str | None
     kv_quantized: bool
     context_length: int
+    hidden_size: int
+    experts: int
     layers: int
     attention_layers: int
     kv_heads: int
@@ -150,6 +155,8 @@ class Checkpoint:
     draft_layers: int
     draft_layers_announced: int
     vision: tuple[int, int] | None
+    rotary_dim: int
+    expanded_kv_elements: int
     weights: Weights | None
 
     def kv_dtype_bytes(self, kv_dtype: str) -> int:
@@ -157,6 +164,14 @@ class Checkpoint:
         if kv_dtype == "auto":
             return 1 if self.kv_quantized else DTYPE_BYTES[self.dtype]
         return DTYPE_BYTES[kv_dtype]
+
+    def derived_bytes(self, tensor_parallel: int) -> int:
+        """What loading computes beside the tensors on one rank, in bytes.
+
+        The rotary table is float32; MLA keeps its expansion of the compressed KV a second time, rearranged.
+        """
+        rotary = self.context_length * self.rotary_dim * DTYPE_BYTES["float32"]
+        return rotary + self.expanded_kv_elements // tensor_parallel * DTYPE_BYTES.get(self.dtype, 2)
 
     def kv_layer_bytes(self, kv_dtype: str, tensor_parallel: int) -> int:
         """KV bytes of one token in one attention layer on one rank, without a sparse indexer's keys."""
@@ -236,6 +251,8 @@ def read_checkpoint(path: Path, shards: bool = True) -> Checkpoint:
         quantization=quantization.get("quant_method"),
         kv_quantized=str(quantization.get("kv_cache_quant_algo", "")).upper() == "FP8",
         context_length=number("max_position_embeddings"),
+        hidden_size=number("hidden_size"),
+        experts=_experts(text),
         layers=layers,
         attention_layers=attention_layers,
         kv_heads=number("num_key_value_heads", heads),
@@ -250,6 +267,13 @@ def read_checkpoint(path: Path, shards: bool = True) -> Checkpoint:
         vision=(vision.get("num_hidden_layers", 24), vision.get("hidden_size", 1024))
         if isinstance(vision, dict)
         else None,
+        rotary_dim=_rotary_dim(text, family, head_dim),
+        expanded_kv_elements=layers
+        * heads
+        * (number("qk_nope_head_dim") + number("v_head_dim"))
+        * number("kv_lora_rank")
+        if family == MLA
+        else 0,
         weights=None,
     )
     tensors, files_bytes = _read_tensors(path) if shards else ([], 0)
@@ -258,6 +282,17 @@ def read_checkpoint(path: Path, shards: bool = True) -> Checkpoint:
     if checkpoint.quantization is not None:
         return checkpoint
     return replace(checkpoint, weights=_estimate(checkpoint, text, vision if isinstance(vision, dict) else None))
+
+
+def _experts(text: Mapping[str, Any]) -> int:
+    return int(text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 0)
+
+
+def _rotary_dim(text: Mapping[str, Any], family: str, head_dim: int) -> int:
+    if family == MLA:
+        return int(text["qk_rope_head_dim"])
+    share = (text.get("rope_parameters") or {}).get("partial_rotary_factor") or text.get("partial_rotary_factor")
+    return int(head_dim * (share or (0.25 if family == HYBRID else 1.0)))
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -382,7 +417,7 @@ def _estimate(checkpoint: Checkpoint, text: Mapping[str, Any], vision: Mapping[s
         return None
     hidden = int(text["hidden_size"])
     heads = int(text["num_attention_heads"])
-    experts = int(text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 0)
+    experts = checkpoint.experts
     dense_mlp = 3 * hidden * int(text.get("intermediate_size") or 0)
     moe_width = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 0)
     shared_width = int(
@@ -421,6 +456,10 @@ def _estimate(checkpoint: Checkpoint, text: Mapping[str, Any], vision: Mapping[s
         merged = width * int(vision.get("spatial_merge_size", 2)) ** 2
         target += int(vision["depth"]) * (4 * width**2 + 2 * width * int(vision.get("intermediate_size", 4 * width)))
         target += merged**2 + merged * int(vision.get("out_hidden_size", hidden))
+        patch = int(vision.get("in_channels", 3)) * int(vision.get("patch_size", 16)) ** 2
+        target += width * (
+            int(vision.get("num_position_embeddings", 0)) + patch * int(vision.get("temporal_patch_size", 1))
+        )
     own_draft = checkpoint.draft_layers * (attention + mlp + 2 * hidden**2)
     size = DTYPE_BYTES.get(checkpoint.dtype, 2)
     return Weights(

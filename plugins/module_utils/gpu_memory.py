@@ -29,15 +29,26 @@ _RADIX_SLOTS = {"no_buffer": 3, "extra_buffer": 5, "extra_buffer_lazy": 4}
 # Above this share nothing is left for the CUDA graphs of even one request.
 _HIGHEST_FRACTION = 0.99
 
+_TEXT_ONLY_HYBRIDS = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+
 # CUDA context and driver reserve: free memory before loading was 139.09 of 140.40 GiB on an H200.
-_CONTEXT_GIB = 0.55
+_CONTEXT_GIB = 0.525
 _CONTEXT_SHARE = 0.0056
-# 0.085 GiB more than the tensors' own bytes was in use when pools were sized.
-_LOAD_RESIDUE_GIB = 0.085
-# Graphs took 0.52 GiB for batches up to 19 and 1.24 GiB up to 64 with MTP, 0.29 and 0.70 GiB of it for the target.
-_GRAPH_BASE_GIB = 0.12
-_GRAPH_REQUEST_GIB = 0.0091
-_GRAPH_DRAFT_FACTOR = 1.77
+# mem_fraction_static is a share of what was free 106 MiB earlier, before the engine's own buffers: seen at three
+# fractions on that GPU.
+_EARLIER_GIB = 0.1038
+# A vision encoder's many small tensors are padded to the allocator's segments.
+_VISION_PADDING_GIB = 0.05
+# The kernels of experts take a segment before loading.
+_EXPERTS_GIB = 0.017
+# Decode graphs for the largest batch: GiB, and GiB more per request, seen with 0.5.17 and the shape of Qwen3.6-27B at
+# 44, 123 and 422 requests without MTP, and at 19 to 98 with it; a plain attention model of that size took less.
+_GRAPHS_GIB = (0.112, 0.00256)
+_DRAFT_GRAPHS_GIB = (0.212, 0.0163)
+_PLAIN_ATTENTION_SHARE = 0.45
+# Prefill graphs keep 70 bytes per token of the largest chunk and element of the hidden state: seen with two models.
+_PREFILL_GRAPH_BYTES = 70.4
+_MLA_PREFILL_GRAPH_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -105,11 +116,13 @@ class LoadedWeights:
         target_gib: the target model.
         draft_gib: the MTP draft with its own embedding and head, 0 without MTP.
         returned_gib: the part of draft_gib that comes back once embedding and head are shared.
+        measured: given as a running engine logged them; then free memory counts as logged too, nothing is added.
     """
 
     target_gib: float
     draft_gib: float
     returned_gib: float
+    measured: bool = False
 
 
 def loaded_weights(
@@ -127,13 +140,18 @@ def loaded_weights(
             "neither",
             "download the shards or give weights_gib",
         )
+    measured = weights_gib is not None
     if weights_gib is None:
         assert weights is not None
-        weights_gib = weights.target_bytes / ranks / GIB + _LOAD_RESIDUE_GIB
+        weights_gib = (weights.target_bytes / ranks + checkpoint.derived_bytes(ranks)) / GIB
+        if checkpoint.vision is not None:
+            weights_gib += _VISION_PADDING_GIB
+        if checkpoint.experts:
+            weights_gib += _EXPERTS_GIB
     if intent.mtp is None:
-        return LoadedWeights(weights_gib, 0.0, 0.0)
+        return LoadedWeights(weights_gib, 0.0, 0.0, measured)
     if draft_gib is not None:
-        return LoadedWeights(weights_gib, draft_gib, 0.0)
+        return LoadedWeights(weights_gib, draft_gib, 0.0, measured)
     if weights is None:
         raise FleetError("draft_gib beside weights_gib (mtp is on)", "only weights_gib", "give draft_gib")
     if not weights.draft_bytes:
@@ -142,7 +160,8 @@ def loaded_weights(
             "a checkpoint without any",
             "drop mtp, or download a revision of the model that keeps its MTP weights",
         )
-    return LoadedWeights(weights_gib, weights.draft_bytes / ranks / GIB, weights.shared_bytes / ranks / GIB)
+    draft_gib, returned_gib = weights.draft_bytes / ranks / GIB, weights.shared_bytes / ranks / GIB
+    return LoadedWeights(weights_gib, draft_gib, returned_gib, measured)
 
 
 @dataclass(frozen=True)
@@ -162,7 +181,8 @@ class GpuBudget:
         state_bytes: slots and the padding row; state_slot_bytes for one.
         intermediate_bytes: states of unverified draft tokens.
         kv_bytes: KV pool with its padding page; kv_token_bytes for one token.
-        draft_kv_bytes, graph_bytes: taken from the slack.
+        draft_kv_bytes, graph_bytes, prefill_graph_bytes: taken from the slack; so is request_table_bytes, which finds
+            the KV rows of every position.
         minimum_fraction: mem_fraction_static at which the weights alone fill the static share.
         problems: why SGLang would not start.
     """
@@ -183,6 +203,8 @@ class GpuBudget:
     kv_bytes: int
     draft_kv_bytes: int
     graph_bytes: int
+    prefill_graph_bytes: int
+    request_table_bytes: int
     returned_bytes: int
     state_slot_bytes: int
     kv_token_bytes: int
@@ -197,8 +219,14 @@ class GpuBudget:
 
     @property
     def spare_bytes(self) -> int:
-        """Free after start, for activations: SGLang logs it as available_gpu_mem."""
-        return self.slack_bytes - self.draft_kv_bytes - self.graph_bytes + self.returned_bytes
+        """Left for activations; those of prefill are held by its graphs."""
+        taken = self.draft_kv_bytes + self.graph_bytes + self.request_table_bytes
+        return self.slack_bytes - taken + self.returned_bytes
+
+    @property
+    def available_bytes(self) -> int:
+        """Free after start, as SGLang logs it (available_gpu_mem)."""
+        return self.spare_bytes - self.prefill_graph_bytes
 
 
 def chunked_prefill_tokens(total_mib: int, release: Release) -> int:
@@ -258,6 +286,17 @@ def _prefill_graphs(chunk: int) -> int:
     return sum(size <= chunk for start, stop, step in steps for size in range(start, stop, step))
 
 
+def _decode_graph_bytes(checkpoint: Checkpoint, requests: int, speculative: bool) -> int:
+    base_gib, request_gib = _DRAFT_GRAPHS_GIB if speculative else _GRAPHS_GIB
+    share = 1.0 if checkpoint.linear is not None or speculative else _PLAIN_ATTENTION_SHARE
+    return round((base_gib + request_gib * requests) * share * GIB)
+
+
+def _prefill_graph_bytes(checkpoint: Checkpoint, chunk_tokens: int) -> int:
+    tokens = min(chunk_tokens, _MLA_PREFILL_GRAPH_TOKENS) if checkpoint.family == MLA else chunk_tokens
+    return round(_PREFILL_GRAPH_BYTES * tokens * checkpoint.hidden_size)
+
+
 def resolve_page_size(release: Release, intent: Intent, strategy: str, gpu: Gpu) -> int:
     """Tokens per KV page where none is given: 64 on sm100 with extra_buffer or MTP (trtllm_mha), otherwise 1."""
     if intent.page_size is not None:
@@ -267,9 +306,12 @@ def resolve_page_size(release: Release, intent: Intent, strategy: str, gpu: Gpu)
     return 1
 
 
-def resolve_strategy(behaviour: MemoryBehaviour, intent: Intent) -> str:
+def resolve_strategy(checkpoint: Checkpoint, behaviour: MemoryBehaviour, intent: Intent) -> str:
     """The state strategy that `auto` becomes."""
-    return behaviour.auto_strategy if intent.state_strategy == "auto" else intent.state_strategy
+    if intent.state_strategy != "auto":
+        return intent.state_strategy
+    text_only = checkpoint.architecture in _TEXT_ONLY_HYBRIDS
+    return behaviour.auto_strategy_text_only if text_only else behaviour.auto_strategy
 
 
 def allocate(
@@ -288,16 +330,19 @@ def allocate(
     """
     behaviour = memory_behaviour(release)
     total_mib, free_gib = min(gpu.total_mib for gpu in gpus), min(gpu.free_gib for gpu in gpus)
+    if checkpoint.vision is not None and not weights.measured:
+        free_gib -= behaviour.multimodal_transport_bytes / GIB
     fraction = intent.mem_fraction_static or default_mem_fraction(checkpoint, release, intent, total_mib)
-    strategy = resolve_strategy(behaviour, intent)
+    strategy = resolve_strategy(checkpoint, behaviour, intent)
     page = resolve_page_size(release, intent, strategy, gpus[0])
     problems: list[FleetError] = []
 
     available_gib = free_gib - weights.target_gib - (weights.draft_gib if behaviour.draft_before_sizing else 0.0)
-    rest_gib = available_gib - free_gib * (1 - fraction)
+    measured_gib = free_gib + (0.0 if weights.measured else _EARLIER_GIB)
+    rest_gib = available_gib - measured_gib * (1 - fraction)
     if checkpoint.vision is not None:
         rest_gib -= behaviour.multimodal_reserve_bytes / GIB
-    minimum_fraction = 1 - available_gib / free_gib
+    minimum_fraction = 1 - available_gib / measured_gib
 
     drafts = intent.mtp.draft_tokens if intent.mtp is not None else 0
     requests_cap = intent.max_running_requests
@@ -343,8 +388,9 @@ def allocate(
             )
     requests = requests if tokens > 0 else 0
     draft_token_bytes = checkpoint.draft_kv_token_bytes(intent.kv_dtype, intent.tensor_parallel) if drafts else 0
-    captured = min(requests, decode_graph_batch(total_mib, release, intent))
-    graphs_gib = _GRAPH_BASE_GIB + _GRAPH_REQUEST_GIB * captured
+    # A given max_running_requests is rendered as the largest batch of the graphs, too.
+    given = intent.max_running_requests is not None
+    captured = requests if given else min(requests, decode_graph_batch(total_mib, release, intent))
     budget = GpuBudget(
         total_bytes=total_mib * MIB,
         free_bytes=round(free_gib * GIB),
@@ -361,7 +407,9 @@ def allocate(
         intermediate_bytes=(requests + 1) * _intermediate_bytes(checkpoint, behaviour, intent),
         kv_bytes=(tokens + page) * token_bytes,
         draft_kv_bytes=(tokens + page) * draft_token_bytes,
-        graph_bytes=round(graphs_gib * (_GRAPH_DRAFT_FACTOR if drafts else 1) * GIB),
+        graph_bytes=_decode_graph_bytes(checkpoint, captured, bool(drafts)),
+        prefill_graph_bytes=_prefill_graph_bytes(checkpoint, chunked_prefill_tokens(total_mib, release)),
+        request_table_bytes=requests * (intent.context_length or checkpoint.context_length) * 4,
         returned_bytes=round(weights.returned_gib * GIB),
         state_slot_bytes=slot_bytes,
         kv_token_bytes=token_bytes,

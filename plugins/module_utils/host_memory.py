@@ -24,6 +24,9 @@ ENGINE_RESERVE_BYTES = 10 * GIB
 # Measured with 0.5.17 on an H200: launcher 1.04 GB, detokenizer 1.01 GB, scheduler 2.1 to 2.3 GB.
 _RSS_PROCESSES_BYTES = round(2.05 * GB)
 _RSS_RANK_BYTES = round(2.3 * GB)
+# What prefill graphs add to a scheduler: they break at every linear-attention layer of a hybrid model.
+PREFILL_GRAPHS_HYBRID_BYTES = round(0.46 * GIB)
+PREFILL_GRAPHS_BYTES = round(0.12 * GIB)
 # Measured with 0.5.23 on CPU: 1.6 GB for one unit, without the weights.
 _RSS_CPU_BYTES = round(1.6 * GB)
 
@@ -152,11 +155,12 @@ class Unit:
         return self.ranks * self.pools.total_bytes + self.rss_bytes
 
 
-def unit_rss_bytes(accelerator: str, ranks: int, weights_bytes: int) -> int:
+def unit_rss_bytes(accelerator: str, ranks: int, weights_bytes: int, hybrid: bool) -> int:
     """Resident memory of a unit without its host tier; on `cpu` it holds the weights itself."""
     if accelerator == "cpu":
         return _RSS_CPU_BYTES + weights_bytes
-    return _RSS_PROCESSES_BYTES + ranks * _RSS_RANK_BYTES
+    graphs_bytes = PREFILL_GRAPHS_HYBRID_BYTES if hybrid else PREFILL_GRAPHS_BYTES
+    return _RSS_PROCESSES_BYTES + ranks * (_RSS_RANK_BYTES + graphs_bytes)
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,10 @@ def gpu_dict(gpu: GpuBudget) -> dict[str, Any]:
         "slack_gib": _gib(gpu.slack_bytes),
         "draft_kv_gib": _gib(gpu.draft_kv_bytes),
         "graphs_gib": _gib(gpu.graph_bytes),
+        "prefill_graphs_gib": _gib(gpu.prefill_graph_bytes),
+        "request_table_gib": _gib(gpu.request_table_bytes),
         "spare_gib": _gib(gpu.spare_bytes),
+        "available_gib": _gib(gpu.available_bytes),
         "state_slot_mib": round(gpu.state_slot_bytes / MIB, 4),
         "kv_token_bytes": gpu.kv_token_bytes,
     }
@@ -268,6 +271,7 @@ def plan(
     problems: list[FleetError] = []
     warnings: list[str] = []
     instances: list[Instance] = []
+    rss_bytes = unit_rss_bytes(accelerator, ranks, staged_bytes, checkpoint.linear is not None)
     for group in groups:
         wanted = intent
         if resolve and proposal:
@@ -293,7 +297,7 @@ def plan(
                 gpus=tuple(gpu.index for gpu in group),
                 intent=wanted,
                 gpu=budget,
-                unit=Unit(name, ranks, nodes, pools, unit_rss_bytes(accelerator, ranks, staged_bytes)),
+                unit=Unit(name, ranks, nodes, pools, rss_bytes),
                 tier_factor=sample.total_bytes / (_SAMPLE_GB * GB),
             )
         )
@@ -361,7 +365,7 @@ def _judge(checkpoint: Checkpoint, release: Release, intent: Intent, accelerator
     """Warnings about the combination as the release will resolve it. Raises FleetError for one known to fail."""
     hybrid = checkpoint.linear is not None
     if hybrid:
-        intent = replace(intent, state_strategy=resolve_strategy(memory_behaviour(release), intent))
+        intent = replace(intent, state_strategy=resolve_strategy(checkpoint, memory_behaviour(release), intent))
     return judge(Candidate(intent, release, hybrid, checkpoint.model_type, accelerator, {}), allow)
 
 

@@ -55,9 +55,13 @@ class MemoryBehaviour:
         requests_bounded_by_tokens: an explicit max_running_requests is bounded by half the KV tokens (0.5.14).
         deduplicated_conv_windows: intermediate convolution windows overlap in memory (0.5.14).
         multimodal_reserve_bytes: kept out of the pools for a multimodal model's embedding cache.
+        multimodal_transport_bytes: what the launcher takes of the GPU beside the engine for a multimodal model: a pool
+            of features and its own CUDA context, seen with 0.5.17, the only release that does so by default.
         speculative_reserve_mib: added to the default reserve behind mem_fraction_static with speculation.
         graph_batch_follows_requests: graphs are captured for at most max_running_requests (0.5.22).
         auto_strategy: what the state strategy `auto` means.
+        auto_strategy_text_only: the same for the Qwen3.5 architectures without a vision encoder; until 0.5.18 `auto`
+            is left unresolved for them, which takes the slots of no_buffer.
         lazy_strategy, lazy_strategy_with_mtp: extra_buffer_lazy exists, and together with MTP.
         hybrid_hicache: the host tier exists for hybrid models.
         hicache_size_per_pool: `--hicache-size` is given to the KV pool and again to the state pool (to 0.5.16).
@@ -75,9 +79,11 @@ class MemoryBehaviour:
     requests_bounded_by_tokens: bool
     deduplicated_conv_windows: bool
     multimodal_reserve_bytes: int
+    multimodal_transport_bytes: int
     speculative_reserve_mib: int
     graph_batch_follows_requests: bool
     auto_strategy: str
+    auto_strategy_text_only: str
     lazy_strategy: bool
     lazy_strategy_with_mtp: bool
     hybrid_hicache: bool
@@ -104,9 +110,11 @@ def memory_behaviour(release: Release) -> MemoryBehaviour:
         requests_bounded_by_tokens=since(14),
         deduplicated_conv_windows=since(14),
         multimodal_reserve_bytes=100 * MIB if since(18) else 0,
+        multimodal_transport_bytes=1548 * MIB if since(17) and not since(18) else 0,
         speculative_reserve_mib=0 if since(14) else 4096 if since(10) else 2048,
         graph_batch_follows_requests=since(22),
         auto_strategy="extra_buffer" if since(14) else "no_buffer",
+        auto_strategy_text_only="extra_buffer" if since(19) else "no_buffer",
         lazy_strategy=since(13),
         lazy_strategy_with_mtp=since(17),
         hybrid_hicache=since(10),
