@@ -87,6 +87,22 @@ def tokenizer() -> dict[str, Any]:
     }
 
 
+def tokenizer_files() -> dict[str, Any]:
+    """The tokenizer and what goes with it, by file name."""
+    return {
+        "tokenizer.json": tokenizer(),
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": 4096,
+            "bos_token": None,
+            "eos_token": SPECIAL_TOKENS[END_ID],
+            "pad_token": SPECIAL_TOKENS[PAD_ID],
+            "chat_template": CHAT_TEMPLATE,
+        },
+        "generation_config.json": {"eos_token_id": END_ID, "pad_token_id": PAD_ID},
+    }
+
+
 def config(vocabulary_size: int, hybrid: bool) -> dict[str, Any]:
     """config.json."""
     common = {
@@ -233,23 +249,11 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     options = parser.parse_args()
     directory, hybrid = options.directory, options.hybrid
-    tokens = tokenizer()
-    model = config(len(tokens["model"]["vocab"]), hybrid)
+    files = tokenizer_files()
+    model = config(len(files["tokenizer.json"]["model"]["vocab"]), hybrid)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model.safetensors").write_bytes(weights(shapes(model), hybrid))
-    for name, content in {
-        "tokenizer.json": tokens,
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": 4096,
-            "bos_token": None,
-            "eos_token": SPECIAL_TOKENS[END_ID],
-            "pad_token": SPECIAL_TOKENS[PAD_ID],
-            "chat_template": CHAT_TEMPLATE,
-        },
-        "generation_config.json": {"eos_token_id": END_ID, "pad_token_id": PAD_ID},
-        "config.json": model,
-    }.items():
+    for name, content in {**files, "config.json": model}.items():
         (directory / name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     print(f"{directory}: {model['vocab_size']} tokens in the vocabulary, {model['num_hidden_layers']} layers")
 
