@@ -32,6 +32,7 @@ from .safetensors import check_model
 from .units import GIB, MIB, gib
 from .weights_http import Access, HttpFiles
 from .weights_source import Directory, Source, SourceFile
+from .weights_use import processes_using
 
 LAST_SYSTEM_UID = 999
 DIRECTORY_MODE = 0o755
@@ -250,6 +251,9 @@ def plan(source: Source, target: Target) -> Staging:
 def stage(source: Source, target: Target) -> Staged | None:
     """Make `target.path` hold the source's model; None when it already did.
 
+    A source whose files look changed but turn out equal changes nothing either. Other content is not put under a path
+    that a process uses.
+
     Raises FleetError for whatever `plan` refuses, for bytes that differ from their digest, for a source that stalls
     or fails, and when another run holds the path for longer than `wait_s`. What was copied by then is resumed by the
     next run.
@@ -277,8 +281,13 @@ def stage(source: Source, target: Target) -> Staged | None:
             if step.reuse
         }
         check_model(target.partial, frozenset(records))
-        _keep_learned(target, source, staging, records)
         manifest = Manifest(target.name, target.revision, source.address, records)
+        if _same_content(staging.published, manifest) and _owned(target.path, target.owner):
+            _keep_learned(target, source, staging, records)
+            _discard_partial(target)
+            return None
+        _check_unused(staging.published, manifest, target)
+        _keep_learned(target, source, staging, records)
         _publish(target, manifest)
         return Staged(
             manifest,
@@ -659,6 +668,23 @@ def _only_run(target: Target) -> Iterator[None]:
         held.write(str(os.getpid()))
         held.flush()
         yield
+
+
+def _same_content(published: Manifest | None, manifest: Manifest) -> bool:
+    return published is not None and (published.revision, published.files) == (manifest.revision, manifest.files)
+
+
+def _check_unused(published: Manifest | None, manifest: Manifest, target: Target) -> None:
+    """Refuse to put other content where a running engine has, or would find after a crash, the old."""
+    if published is None or published.files == manifest.files:
+        return
+    users = [process for process in processes_using(target.path) if process.pid != os.getpid()]
+    if users:
+        raise FleetError(
+            f"nobody to use {target.path} while its content changes",
+            f"{users[0]}" + (f" and {len(users) - 1} more" if len(users) > 1 else ""),
+            "stage the new content beside it: give it a sglang_weights_revision or another sglang_weights_name",
+        )
 
 
 def _drop_strangers(partial: Path, staging: Staging) -> None:

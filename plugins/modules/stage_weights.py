@@ -219,9 +219,10 @@ def main() -> None:
         staged = None if module.check_mode else stage(source, target)
     except FleetError as error:
         module.fail_json(msg=str(error))
-    manifest = staged.manifest if staged else staging.published if staging.up_to_date else None
+    unchanged = staging.published if staging.up_to_date or not module.check_mode else None
+    manifest = staged.manifest if staged else unchanged
     module.exit_json(
-        changed=not staging.up_to_date,
+        changed=not staging.up_to_date if module.check_mode else staged is not None,
         remaining_bytes=staging.remaining_bytes,
         size_bytes=staging.size_bytes,
         tmpfs=staging.tmpfs(),

@@ -175,6 +175,28 @@ def test_changed_source_replaces_the_copy_and_keeps_what_is_equal(source, target
     assert again.copied_bytes == (source / "model-1-of-3.safetensors").stat().st_size
 
 
+def test_a_source_that_was_only_touched_changes_nothing(source, target):
+    stage(Directory(source), target)
+    before = everything(target.path)
+    os.utime(source / "model-1-of-3.safetensors")
+    assert not plan(Directory(source), target).up_to_date
+    assert stage(Directory(source), target) is None
+    assert everything(target.path) == before
+    assert plan(Directory(source), target).up_to_date
+
+
+def test_content_that_an_engine_uses_is_not_replaced(source, target):
+    stage(Directory(source), target)
+    write_shard(source / "model-1-of-3.safetensors", 300_000, seed=9)
+    with subprocess.Popen(["sh", "-c", "read line", f"--model-path={target.path}"], stdin=subprocess.PIPE) as engine:
+        with pytest.raises(FleetError, match=rf"found PID {engine.pid} .*; stage the new content beside it"):
+            stage(Directory(source), target)
+        assert require_ready(target.path)
+        engine.communicate(b"\n")
+    assert stage(Directory(source), target) is not None
+    assert content(target.path) == content(source)
+
+
 def test_a_damaged_copy_is_staged_again(source, target):
     stage(Directory(source), target)
     os.truncate(target.path / "model-1-of-3.safetensors", 10)
@@ -342,6 +364,15 @@ def test_verify_names_every_file_that_differs(source, target, capsys):
     capsys.readouterr()
     assert main(["verify", str(target.path)]) == 78
     assert "2 that differ: model-1-of-3.safetensors, model-3-of-3.safetensors" in capsys.readouterr().err
+
+
+def test_the_boot_units_command_does_not_take_itself_for_a_user(source, target):
+    command = [sys.executable, "-m", "ansible_collections.llmops.fleet.plugins.module_utils.cli", "stage"]
+    command += [f"--source={source}", f"--path={target.path}", "--name=model", f"--state-dir={target.state_dir}"]
+    for seed in (0, 9):
+        write_shard(source / "model-1-of-3.safetensors", 300_000, seed)
+        subprocess.run(command, check=True, env={"PYTHONPATH": str(Path(__file__).parents[2] / ".collections")})
+    assert content(target.path) == content(source)
 
 
 def test_excluded_and_hidden_files_stay_behind(source, target):
