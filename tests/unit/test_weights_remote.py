@@ -185,3 +185,29 @@ def test_wrong_bytes_of_a_bucket_are_found(bucket, model, target):
     client.put_object(Bucket="models", Key=f"bad/{SHARD}", Body=bytes(data))
     with pytest.raises(FleetError, match=rf"{SHARD} from s3://models/bad with sha256"):
         stage(HttpFiles.signed("s3://models/bad", bucket_files("s3://models/bad", (), settings), Access()), target)
+
+
+@pytest.mark.parametrize("kind", ["hub", "bucket"])
+def test_a_play_stages_from_it_and_shows_no_secret(kind, hub, bucket, model, tmp_path):
+    arguments = {"path": str(tmp_path / "disk/model"), "name": "model", "state_dir": str(tmp_path / "state")}
+    if kind == "hub":
+        source = {"source": "hf://org/model", "revision": COMMIT, "token": "hub-token", "hub_endpoint": hub.url}
+    else:
+        source = {"source": "s3://models/org/model", "s3": bucket[1]}
+    play = tmp_path / "play.json"
+    task = {"llmops.fleet.stage_weights": arguments | source}
+    play.write_text(json.dumps([{"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": [task]}]))
+    outputs = [
+        subprocess.run(
+            [Path(sys.executable).with_name("ansible-playbook"), "-i", "localhost,", "-vvv", "--diff", *check, play],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+        ).stdout
+        for check in ((["--check"], [], []) if kind == "hub" else ([],))
+    ]
+    assert ["changed=1" in output for output in outputs] == ([True, True, False] if kind == "hub" else [True])
+    assert "failed=0" in outputs[-1]
+    assert same(Target(tmp_path / "disk/model", "model"), model)
+    for secret in ("hub-token", "secret-key", "X-Amz-Signature", "signature=1"):
+        assert not any(secret in output for output in outputs)
