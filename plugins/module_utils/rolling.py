@@ -364,22 +364,21 @@ def roll(names: Sequence[str], policy: Policy, at_most: int = 0, journal: Journa
         repair()
         done = list(journal.begin(names)) if journal else []
         todo = [name for name in names if name not in done][: at_most or None]
+        steps: list[Step] = []
         try:
             preflight([Instance.read(name) for name in todo])
+            for batch in batches([Step(name, hot=_serves_or_must_stop(name)) for name in todo], policy.batch):
+                failures = _replace_batch(batch, policy)
+                steps += batch
+                done += [step.name for step in batch if step.phase == "done"]
+                if journal:
+                    journal.done(names, done)
+                if failures:
+                    raise failures[0]
         except FleetError:
             if journal is None:
-                _put_back(todo)
-            raise
-        steps: list[Step] = []
-        for batch in batches([Step(name, hot=_serves_or_must_stop(name)) for name in todo], policy.batch):
-            failures = _replace_batch(batch, policy)
-            steps += batch
-            done += [step.name for step in batch if step.phase == "done"]
-            if journal:
-                journal.done(names, done)
-            if failures:
                 _put_back(set(todo) - {step.name for step in steps})
-                raise failures[0]
+            raise
         return tuple(steps)
 
 

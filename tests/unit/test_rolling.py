@@ -121,9 +121,15 @@ class TestHalt:
     def test_the_first_failure_ends_it_and_what_follows_keeps_its_files(self, host: dict[str, list[str]]) -> None:
         names = ["0", "bad", "2", "3"]
         with pytest.raises(Halted):
-            rolling.roll(names, Policy(), journal=self.journal)
+            rolling.roll(names, Policy())
         assert host == {"replaced": ["0", "bad"], "restored": host["restored"], "rescued": ["bad"]}
         assert sorted(host["restored"]) == ["2", "3"]
+
+    def test_a_restart_that_fails_remembers_what_it_did(self, host: dict[str, list[str]]) -> None:
+        names = ["0", "bad", "2"]
+        with pytest.raises(Halted):
+            rolling.roll(names, Policy(), journal=self.journal)
+        assert host["restored"] == []
         assert self.journal.begin(names) == ("0",)
 
     def test_a_second_run_goes_on_with_what_is_left(self, host: dict[str, list[str]]) -> None:
@@ -145,7 +151,7 @@ class TestHalt:
         for journal, restored in ((self.journal, []), (None, ["0", "1"])):
             with pytest.raises(FleetError, match="--no-such-flag"):
                 rolling.roll(["0", "1"], Policy(), journal=journal)
-            assert host == {"replaced": [], "restored": restored, "rescued": []}
+            assert (host["replaced"], sorted(host["restored"]), host["rescued"]) == ([], restored, [])
 
 
 class TestCapacity:
