@@ -329,17 +329,21 @@ def rescue(step: Step, failure: FleetError, generations: Generations) -> Halted:
     bundle = collect(instance, step.phase, failure)
     runs_on = step.hot and step.phase in ("leave", "drain", "measure")
     try:
-        if not runs_on:
-            systemd.systemctl("stop", instance.unit, check=False)
-        restored = generations.restore()
-        systemd.systemctl("daemon-reload")
-        instance = Instance.read(step.name)
-        if runs_on:
-            outcome = "it runs on, as before"
+        if step.phase == "enter":
+            generations.keep()
+            outcome = "it runs as wanted, and enters every router with its next liveness check"
         else:
-            systemd.start([instance.unit], 2 * instance.start_timeout_s)
-            outcome = "its last good configuration was put back and serves" if restored else "it was started again"
-        enter(instance, anew=False)
+            if not runs_on:
+                systemd.systemctl("stop", instance.unit, check=False)
+            restored = generations.restore()
+            systemd.systemctl("daemon-reload")
+            instance = Instance.read(step.name)
+            if runs_on:
+                outcome = "it runs on, as before"
+            else:
+                systemd.start([instance.unit], 2 * instance.start_timeout_s)
+                outcome = "its last good configuration was put back and serves" if restored else "it was started again"
+            enter(instance, anew=False)
     except FleetError as second:
         outcome = f"it could NOT be brought back: {second}"
     say(f"{instance.unit}: {outcome}")
@@ -377,7 +381,7 @@ def roll(names: Sequence[str], policy: Policy, at_most: int = 0, journal: Journa
                     raise failures[0]
         except FleetError:
             if journal is None:
-                _put_back(set(todo) - {step.name for step in steps})
+                _put_back(set(names) - {step.name for step in steps})
             raise
         return tuple(steps)
 
