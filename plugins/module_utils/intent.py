@@ -33,6 +33,7 @@ class Intent:
         context_length: longest sequence, in tokens.
         tensor_parallel: GPUs that one instance spans.
         mtp: speculation with the model's own MTP layer, or None.
+        mtp_where_faster: whether a proposal may leave MTP out where more requests without it should decode faster.
         prefix_reuse: radix cache on or off.
         hicache_gb: `--hicache-size` in GB (1e9 bytes) per rank; excludes hicache_ratio.
         hicache_ratio: `--hicache-ratio`, host pool over device pool.
@@ -53,6 +54,7 @@ class Intent:
     context_length: int | None = None
     tensor_parallel: int = 1
     mtp: Speculation | None = None
+    mtp_where_faster: bool = False
     prefix_reuse: bool = True
     hicache_gb: int | None = None
     hicache_ratio: float | None = None
@@ -148,7 +150,8 @@ def with_profile(intent: Intent, profile: str) -> Intent:
     """The intent as one of the field record's four configurations.
 
     `baseline`: no MTP, no host tier. `mtp`: MTP. `mtp_hicache`: MTP and the intent's host tier (ratio 2.0 where it
-    names none). `bulk`: MTP without prefix reuse, for the highest throughput. Raises FleetError for other names.
+    names none). `bulk`: no prefix reuse, for the highest throughput, and MTP where it is faster or asked for. Raises
+    FleetError for other names.
     """
     speculation = intent.mtp or Speculation()
     if profile == "baseline":
@@ -159,5 +162,6 @@ def with_profile(intent: Intent, profile: str) -> Intent:
         ratio = intent.hicache_ratio if intent.hicache else 2.0
         return replace(intent, mtp=speculation, prefix_reuse=True, hicache_ratio=ratio)
     if profile == "bulk":
-        return replace(intent, mtp=speculation, prefix_reuse=False, hicache_gb=None, hicache_ratio=None)
+        bulk = replace(intent, mtp=speculation, prefix_reuse=False, hicache_gb=None, hicache_ratio=None)
+        return replace(bulk, mtp_where_faster=intent.mtp is None)
     raise FleetError(f"a profile among {', '.join(PROFILES)}", repr(profile), "correct the profile")

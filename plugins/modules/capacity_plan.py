@@ -126,7 +126,8 @@ options:
   profile:
     description: >-
       Plan the intent as C(baseline) (no MTP, no host tier), C(mtp), C(mtp_hicache) (the host tier of the intent, or
-      twice the device pools) or C(bulk) (MTP without prefix reuse).
+      twice the device pools) or C(bulk) (no prefix reuse; a proposal leaves MTP out where it
+      would be slower and the intent does not ask for it).
     type: str
     choices: [baseline, mtp, mtp_hicache, bulk]
   compare:
