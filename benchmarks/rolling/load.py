@@ -5,8 +5,9 @@ Usage: load.py --routers URL,URL --key-file FILE --rate 8 --seconds 300 --out FI
 
 Streaming and plain completions alternate, prompts differ (one and the same prompt would go to one worker), and every
 --long-every-th request generates --long-tokens tokens, which takes minutes on a busy CPU. A request *failed* when it
-got an error or no answer; one was *cut* when its answer ended before all its tokens. Only a refused connection is tried
-at the other router, as a load balancer in front of two routers would.
+got an error or no answer; one was *cut* when its answer ended before all its tokens. Only a refused connection and a
+503 are tried at the other router, as a load balancer does: a router that has just started answers 503 until it has its
+workers back. A 503 of both is a failure.
 
 Writes one JSON line per request to --out; the last line on stdout sums them up.
 """
@@ -113,12 +114,15 @@ async def send(request: Request, number: int, routers: list[str], key: str, mode
     }
     begin = time.monotonic()
     first = number % len(routers)
+    order = routers[first:] + routers[:first]
     try:
-        for router in routers[first:] + routers[:first]:
+        for router in order:
             try:
                 status, answer = await asyncio.wait_for(post(router, key, body), ANSWER_TIMEOUT_S)
             except ConnectionRefusedError as error:
                 request.detail = str(error)
+                continue
+            if status == 503 and router != order[-1]:
                 continue
             judge(request, status, answer)
             break

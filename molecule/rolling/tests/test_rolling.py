@@ -68,24 +68,30 @@ def test_nothing_stops_while_a_router_is_down_and_its_list_comes_back(pids):
     fleet.all_serve(30)
 
 
-def test_a_drain_that_does_not_end_leaves_the_request_and_the_worker(pids):
-    body = json.dumps({"model": "tiny-qwen3", "prompt": "long", "max_tokens": 3000, "ignore_eos": True})
-    answers = []
+def test_a_drain_that_does_not_end_leaves_the_requests_and_the_worker(pids):
+    body = json.dumps({"model": "tiny-qwen3", "prompt": "long", "max_tokens": 1000, "ignore_eos": True})
+    command = f"curl -sf -H 'Content-Type: application/json' -d '{body}' http://127.0.0.1:30000/v1/completions"
+    rolling, answers = threading.Event(), []
 
-    def long_request():
-        command = f"curl -sf -H 'Content-Type: application/json' -d '{body}' http://127.0.0.1:30000/v1/completions"
-        answers.append(fleet.on(fleet.HOSTS[0], command))
+    def ask_the_engine_itself():
+        while not rolling.is_set():
+            answers.append(json.loads(fleet.on(fleet.HOSTS[0], command))["usage"]["completion_tokens"])
 
-    thread = threading.Thread(target=long_request)
-    thread.start()
-    variables = json.dumps({"gpus": "0", "sglang_instances_rolling": {"drain_timeout_s": 1}})
-    done = fleet.playbook("restart.yml", variables)
-    thread.join()
+    threads = [threading.Thread(target=ask_the_engine_itself) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        variables = json.dumps({"gpus": "0", "sglang_instances_rolling": {"drain_timeout_s": 1}})
+        done = fleet.playbook("restart.yml", variables)
+    finally:
+        rolling.set()
+        for thread in threads:
+            thread.join()
     assert done.returncode != 0
     words = " ".join(done.stdout.split())
     assert "to pass `drain`" in words
     assert "it runs on, as before" in words
-    assert json.loads(answers[0])["usage"]["completion_tokens"] == 3000
+    assert set(answers) == {1000}
     assert fleet.main_pids() == pids
     bundle = fleet.on(fleet.HOSTS[0], "ls -d /var/lib/sglang/failures/* | tail -1").strip()
     assert "running" in fleet.on(fleet.HOSTS[0], f"cat {bundle}/failure.txt")
