@@ -10,14 +10,12 @@ from pathlib import Path
 from . import systemd
 from .errors import FleetError
 from .generations import Generations
-from .host_files import Change, File, compare, write
+from .host_files import HOST_ROOT, Change, File, compare, write
 from .instance import ARGUMENTS, CONFIG_DIR, ENVIRONMENT, RECORD, Instance, configured, launch_sha256, running
 from .processes import listeners
 from .rolling import Policy, roll
 from .topology import Placement
 from .unit_files import PROBE_TIMER, PROBE_UNIT, SLICE_UNIT, SYSTEMD_DIR
-
-HOST_ROOT = Path("/")
 
 
 def check_host(placements: Sequence[Placement]) -> None:

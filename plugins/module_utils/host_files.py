@@ -11,6 +11,8 @@ from pathlib import Path
 
 from .errors import FleetError
 
+HOST_ROOT = Path("/")
+
 
 @dataclass(frozen=True)
 class File:
@@ -49,7 +51,7 @@ def _group_id(name: str) -> int | None:
         return None
 
 
-def compare(files: Iterable[File], root: Path = Path("/")) -> tuple[Change, ...]:
+def compare(files: Iterable[File], root: Path = HOST_ROOT) -> tuple[Change, ...]:
     """The files that are not as wanted below `root`; owner and group count only where root is the host's own."""
     changes = []
     for file in files:
@@ -60,13 +62,13 @@ def compare(files: Iterable[File], root: Path = Path("/")) -> tuple[Change, ...]
             changes.append(Change(file.path, "", file.text, 0, file.mode))
             continue
         mode = status.st_mode & 0o7777
-        owned = root != Path("/") or (status.st_uid, status.st_gid) == (0, _group_id(file.group))
+        owned = root != HOST_ROOT or (status.st_uid, status.st_gid) == (0, _group_id(file.group))
         if before != file.text or mode != file.mode or not owned:
             changes.append(Change(file.path, before, file.text, mode, file.mode))
     return tuple(changes)
 
 
-def write(files: Iterable[File], root: Path = Path("/")) -> None:
+def write(files: Iterable[File], root: Path = HOST_ROOT) -> None:
     """Put each file in place by an atomic move, owned by root and the file's group where root is the host's own.
 
     Raises FleetError where the group does not exist.
@@ -79,7 +81,7 @@ def write(files: Iterable[File], root: Path = Path("/")) -> None:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
                 stream.write(file.text)
                 os.fchmod(stream.fileno(), file.mode)
-                if root == Path("/"):
+                if root == HOST_ROOT:
                     group_id = _group_id(file.group)
                     if group_id is None:
                         raise FleetError(f"the group {file.group}", "no such group", "run the role sglang_host first")
