@@ -127,10 +127,10 @@ class Room:
         )
 
     def grown_bytes(self, remaining_bytes: int) -> int:
-        """Size at which a tmpfs takes `remaining_bytes` more; its present size where that suffices."""
+        """Size at which a tmpfs takes `remaining_bytes` more, in whole MiB; its present size where that suffices."""
         if self.kind != "tmpfs" or remaining_bytes <= self.free_bytes:
             return self.size_bytes
-        return self.size_bytes - self.free_bytes + remaining_bytes + GIB
+        return -(-(self.size_bytes - self.free_bytes + remaining_bytes + GIB) // MIB) * MIB
 
 
 @dataclass(frozen=True)
