@@ -404,6 +404,7 @@ class Copy:
                     f"none since {moved_bytes} bytes",
                     "look at the source and its network or mount; run again to resume",
                 )
+        self._save_progress()
         for file in self._files:
             if file.descriptor >= 0:
                 os.close(file.descriptor)
