@@ -195,7 +195,8 @@ class Engines:
             uv = _uv(source, self.root)
             if uv is None:
                 _run([python, "-m", "venv", str(directory)], "a virtual environment")
-                install = [str(directory / "bin/python"), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+                install = [str(directory / "bin/python"), "-m", "pip", "install", "--quiet"]
+                install += ["--no-cache-dir", "--disable-pip-version-check"]
             else:
                 _run([uv, "venv", "--quiet", "--no-config", "--python", python, str(directory)], "an environment")
                 install = [uv, "pip", "install", "--quiet", "--no-config", "--compile-bytecode"]

@@ -40,7 +40,8 @@ class Step:
         with tempfile.TemporaryDirectory() as scratch:
             copies = [shutil.copytree(project, Path(scratch, str(n))) for n, project in enumerate(self.projects)]
             command = [
-                *(python, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(directory)),
+                *(python, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"),
+                *("--wheel-dir", str(directory)),
                 *([] if self.dependencies else ["--no-deps"]),
                 *(argument for file in self.files for argument in ("--requirement", file)),
                 *(str(copy) for copy in copies),
