@@ -48,7 +48,6 @@ CASES = {
     "LockPersonality": "yes",
     "SystemCallArchitectures": "native",
     "UMask": "0077",
-    "IPAddressDeny": "0.0.0.0/0 ::/0",
     "EnvironmentFiles": "/etc/sglang/instances/{name}/env (ignore_errors=no)",
 }
 
@@ -62,6 +61,13 @@ def show(host, unit, *properties):
 def test_systemd_understood_every_directive(host, name):
     expected = {key: value.format(name=name) for key, value in CASES.items()}
     assert show(host, f"sglang@{name}", *CASES) == expected
+
+
+def test_packets_go_to_the_host_itself_alone(host):
+    found = {
+        key: set(value.split()) for key, value in show(host, "sglang@0", "IPAddressDeny", "IPAddressAllow").items()
+    }
+    assert found == {"IPAddressDeny": {"0.0.0.0/0", "::/0"}, "IPAddressAllow": {"127.0.0.0/8", "::1/128"}}
 
 
 @pytest.mark.parametrize("name", ["0", "1"])
