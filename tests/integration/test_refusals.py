@@ -31,7 +31,10 @@ def bare_host():
     ("settings", "cause"),
     [
         ({"sglang_instances_gpus": [0, 0]}, "each GPU index once; found 0 twice; correct the list of GPUs"),
-        ({"sglang_weights_source": "/srv/models/none"}, "a model directory with /srv/models/none/config.json; found no such file"),
+        (
+            {"sglang_weights_source": "/srv/models/none"},
+            "a model directory with /srv/models/none/config.json; found no such file",
+        ),
         ({"sglang_weights_source": "/srv/wheelhouse"}, "config.json"),
         ({"sglang_engine_python": "/usr/bin/python9"}, "expected /usr/bin/python9 to run"),
         ({"sglang_instances_base_port": 22}, "port 22 to be free for sglang@0.service; found it is held by PID"),
