@@ -26,7 +26,7 @@ def playbook(name: str, *variables: str) -> subprocess.CompletedProcess[str]:
     """Run a playbook on the fleet, with `-e` for each variable; returns its end and its words."""
     extra = [word for variable in variables for word in ("-e", variable)]
     command = ["ansible-playbook", "-i", INVENTORY, name, *extra]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def key() -> str:
