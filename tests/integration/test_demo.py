@@ -9,10 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-import testinfra
 
 ROOT = Path(__file__).parents[2]
-SSH_CONFIG = ROOT / ".cache/test-hosts/ssh_config"
 DEPLOY = "ansible-playbook -i inventory/demo deploy.yml -l b200"
 UNITS = ("sglang@0.service", "sglang@1.service")
 ROUTER = "http://127.0.0.1:8000"
@@ -34,14 +32,6 @@ def eventually(probe, seconds):
                 return answer
         time.sleep(1)
     raise AssertionError(f"not within {seconds} s: {probe.__name__}")
-
-
-@pytest.fixture(scope="module")
-def bare_host():
-    run("ansible-playbook -i inventory/demo tests/hosts/destroy.yml")
-    run("ansible-playbook -i inventory/demo tests/hosts/create.yml")
-    yield testinfra.get_host("ssh://demo-host", ssh_config=str(SSH_CONFIG))
-    run("ansible-playbook -i inventory/demo tests/hosts/destroy.yml")
 
 
 @pytest.fixture(scope="module")

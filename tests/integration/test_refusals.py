@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import testinfra
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,15 +15,6 @@ def playbook(name, *options):
         ["ansible-playbook", "-i", "inventory/demo", name, *options], cwd=ROOT, capture_output=True, text=True
     )
     return done.returncode, done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def bare_host():
-    playbook("tests/hosts/destroy.yml")
-    code, output = playbook("tests/hosts/create.yml")
-    assert code == 0, output
-    yield testinfra.get_host("ssh://demo-host", ssh_config=str(ROOT / ".cache/test-hosts/ssh_config"))
-    playbook("tests/hosts/destroy.yml")
 
 
 @pytest.mark.parametrize(
