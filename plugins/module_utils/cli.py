@@ -9,32 +9,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
-from . import (
-    launch,
-    liveness,
-    ram_headroom,
-    registration,
-    router_service,
-    staging,
-    start_checks,
-    status,
-    weights_peer,
-)
+from . import launch, liveness, ram_headroom, registration, router_service, staging, start_checks, status, weights_peer
 from .errors import FleetError
 
-PARTS: tuple[ModuleType, ...] = (
-    launch,
-    liveness,
-    ram_headroom,
-    registration,
-    router_service,
-    staging,
-    start_checks,
-    status,
-    weights_peer,
-)
+PARTS = (launch, liveness, ram_headroom, registration, router_service, staging, start_checks, status, weights_peer)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
