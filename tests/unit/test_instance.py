@@ -8,25 +8,19 @@ from ansible_collections.llmops.fleet.plugins.module_utils import instance as co
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
 from ansible_collections.llmops.fleet.plugins.module_utils.processes import start_ticks
 
-INSTANCE = core.Instance(
+from .instances import INSTANCE, configure
+
+PAIR = dataclasses.replace(
+    INSTANCE,
     name="0-1",
     gpus=(0, 1),
-    port=30000,
-    nccl_port=30100,
-    url="http://192.0.2.1:30000",
-    local_url="http://127.0.0.1:30000",
-    engine_version="0.5.23",
-    python="/opt/sglang/0.5.23/bin/python",
-    model_path="/dev/shm/sglang/m",
-    served_model_name="m",
     routers=({"url": "http://192.0.2.2:8000", "api_key_file": "/etc/key"},),
 )
 
 
 def test_a_record_survives_writing_and_reading(tmp_path):
-    (tmp_path / "0-1").mkdir()
-    (tmp_path / "0-1/instance.json").write_text(INSTANCE.to_json())
-    assert core.Instance.read("0-1", tmp_path) == INSTANCE
+    configure(tmp_path, PAIR)
+    assert core.Instance.read("0-1", tmp_path) == PAIR
     assert core.configured(tmp_path) == ("0-1",)
 
 
@@ -37,8 +31,7 @@ def test_a_broken_record_is_refused(text):
 
 
 def test_an_unknown_instance_is_refused_with_the_known_ones(tmp_path):
-    (tmp_path / "0-1").mkdir()
-    (tmp_path / "0-1/instance.json").write_text(INSTANCE.to_json())
+    configure(tmp_path, PAIR)
     with pytest.raises(FleetError, match="name one of: 0-1"):
         core.Instance.read("7", tmp_path)
 
@@ -47,7 +40,7 @@ ARGS, ENV = "# the model\n--model-path=/m\n\n--port=1\n", '# why\nA="1"\n'
 
 
 def sha256(args=ARGS, env=ENV, **changes):
-    return core.launch_sha256(dataclasses.replace(INSTANCE, **changes).to_json(), args, env)
+    return core.launch_sha256(dataclasses.replace(PAIR, **changes).to_json(), args, env)
 
 
 @pytest.mark.parametrize(

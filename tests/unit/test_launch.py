@@ -11,19 +11,12 @@ import pytest
 from ansible_collections.llmops.fleet.plugins.module_utils import launch as core
 from ansible_collections.llmops.fleet.plugins.module_utils import liveness
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
-from ansible_collections.llmops.fleet.plugins.module_utils.instance import Instance
 
-INSTANCE = Instance(
-    name="0",
+from .instances import INSTANCE, configure
+
+PAIR = dataclasses.replace(
+    INSTANCE,
     gpus=(3, 4),
-    port=30000,
-    nccl_port=30100,
-    url="",
-    local_url="",
-    engine_version="0.5.23",
-    python="",
-    model_path="/nowhere",
-    served_model_name="m",
     device_nodes=("/dev/nvidia3", "/dev/nvidia4", "/dev/nvidiactl"),
     start_timeout_s=5,
 )
@@ -49,7 +42,7 @@ def engine():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    state.instance = dataclasses.replace(INSTANCE, local_url=f"http://127.0.0.1:{server.server_port}")
+    state.instance = dataclasses.replace(PAIR, local_url=f"http://127.0.0.1:{server.server_port}")
     yield state
     server.shutdown()
     server.server_close()
@@ -88,14 +81,14 @@ def test_anything_but_a_token_is_not_ready(engine, answer):
 def test_gpus_are_numbered_as_cuda_numbers_them(tmp_path, monkeypatch):
     for number in range(5):
         (tmp_path / f"nvidia{number}").touch()
-    assert core.visible_devices(INSTANCE, tmp_path) == {"CUDA_VISIBLE_DEVICES": "3,4"}
+    assert core.visible_devices(PAIR, tmp_path) == {"CUDA_VISIBLE_DEVICES": "3,4"}
     monkeypatch.setattr(core, "_opens", lambda node: node.name in ("nvidia3", "nvidia4"))
-    assert core.visible_devices(INSTANCE, tmp_path) == {"CUDA_VISIBLE_DEVICES": "0,1"}
-    assert core.visible_devices(dataclasses.replace(INSTANCE, accelerator="cpu"), tmp_path) == {}
+    assert core.visible_devices(PAIR, tmp_path) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert core.visible_devices(dataclasses.replace(PAIR, accelerator="cpu"), tmp_path) == {}
 
 
 def test_a_swapped_card_is_refused_and_needs_no_look_where_none_is_bound(monkeypatch):
-    bound = dataclasses.replace(INSTANCE, gpu_uuids=("GPU-a", "GPU-b"))
+    bound = dataclasses.replace(PAIR, gpu_uuids=("GPU-a", "GPU-b"))
     shown = [SimpleNamespace(uuid="GPU-a"), SimpleNamespace(uuid="GPU-c")]
     monkeypatch.setattr(core, "observe", lambda: SimpleNamespace(gpus=shown))
     with pytest.raises(FleetError, match="found no GPU-b there"):
@@ -103,14 +96,13 @@ def test_a_swapped_card_is_refused_and_needs_no_look_where_none_is_bound(monkeyp
     shown[1].uuid = "GPU-b"
     core.check_cards(bound)
     monkeypatch.delattr(core, "observe")
-    core.check_cards(INSTANCE)
+    core.check_cards(PAIR)
 
 
 @pytest.fixture
 def probed(engine, tmp_path, monkeypatch):
     """A probe of the engine, which counts as running, and what it was killed with."""
-    (tmp_path / "0").mkdir()
-    (tmp_path / "0/instance.json").write_text(dataclasses.replace(engine.instance, probe_failures=2).to_json())
+    configure(tmp_path, dataclasses.replace(engine.instance, probe_failures=2))
     monkeypatch.setattr(liveness, "running", lambda name, runtime_dir: SimpleNamespace(pid=42))
     monkeypatch.setattr(liveness, "is_ready", lambda name, started, runtime_dir: True)
     engine.killed = []

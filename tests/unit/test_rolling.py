@@ -27,26 +27,7 @@ from ansible_collections.llmops.fleet.plugins.module_utils.unit_files import env
 from hypothesis import given
 from hypothesis import strategies as st
 
-INSTANCE = Instance(
-    name="0",
-    gpus=(0,),
-    port=30000,
-    nccl_port=30100,
-    url="http://host:30000",
-    local_url="http://127.0.0.1:30000",
-    engine_version="0.5.23",
-    python="/opt/sglang/0.5.23/bin/python",
-    model_path="/dev/shm/sglang/tiny",
-    served_model_name="tiny",
-)
-
-
-def configure(config_dir: Path, instance: Instance, args: str = "--port=30000\n") -> None:
-    directory = config_dir / instance.name
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "instance.json").write_text(instance.to_json())
-    (directory / "args").write_text(args)
-    (directory / "env").write_text("")
+from .instances import INSTANCE, configure
 
 
 @given(st.lists(st.booleans(), max_size=12), st.integers(1, 4))
@@ -208,7 +189,7 @@ class TestAcceptance:
         instance = replace(INSTANCE, planned={"gpu": {"kv_tokens": 1000, "state_slots": 0}, "host": {}})
         info = {
             "version": "0.5.23",
-            "model_path": "/dev/shm/sglang/tiny",
+            "model_path": "/dev/shm/sglang/m",
             "mem_fraction_static": 0.85,
             "max_total_num_tokens": 971,
         }

@@ -8,8 +8,9 @@ import pytest
 from ansible_collections.llmops.fleet.plugins.module_utils import start_checks as core
 from ansible_collections.llmops.fleet.plugins.module_utils.gpu_facts import GpuProcess, ObservedGpu
 from ansible_collections.llmops.fleet.plugins.module_utils.host_memory import Host
-from ansible_collections.llmops.fleet.plugins.module_utils.instance import Instance
 from ansible_collections.llmops.fleet.plugins.module_utils.manifest import Manifest
+
+from .instances import INSTANCE, configure
 
 GIB = 2**30
 PLANNED = {
@@ -28,28 +29,14 @@ def instance(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (model / "READY").write_text(Manifest("model", "", "/srv/model", {}).text())
-    return Instance(
-        name="0",
-        gpus=(0,),
-        port=0,
-        nccl_port=0,
-        url="",
-        local_url="",
-        engine_version="0.5.23",
-        python="",
-        model_path=str(model),
-        served_model_name="m",
-        host_ram_bytes=100 * GIB,
-    )
+    return dataclasses.replace(INSTANCE, port=0, nccl_port=0, model_path=str(model), host_ram_bytes=100 * GIB)
 
 
 @pytest.fixture
 def config_dir(instance, tmp_path):
     """Records of two instances, each planned with 100 GiB of processes."""
     for name in ("0", "1"):
-        record = dataclasses.replace(instance, name=name, planned={"host": PLANNED})
-        (tmp_path / "etc" / name).mkdir(parents=True)
-        (tmp_path / "etc" / name / "instance.json").write_text(record.to_json())
+        configure(tmp_path / "etc", dataclasses.replace(instance, name=name, planned={"host": PLANNED}))
     return tmp_path / "etc"
 
 

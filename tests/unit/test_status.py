@@ -1,28 +1,23 @@
 """What runs, compared with what was configured and planned."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llmops.fleet.plugins.module_utils import status as core
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
-from ansible_collections.llmops.fleet.plugins.module_utils.instance import Instance, Started, configured_sha256
+from ansible_collections.llmops.fleet.plugins.module_utils.instance import Started, configured_sha256
 from ansible_collections.llmops.fleet.plugins.module_utils.launch import NotReady
 from ansible_collections.llmops.fleet.plugins.module_utils.router import InFlight
 from ansible_collections.llmops.fleet.plugins.module_utils.systemd import UnitState
 
+from .instances import INSTANCE, configure
+
 GIB = 2**30
-INSTANCE = Instance(
-    name="0",
+PAIR = replace(
+    INSTANCE,
     gpus=(0, 1),
-    port=30000,
-    nccl_port=30100,
-    url="http://192.0.2.1:30000",
-    local_url="http://127.0.0.1:30000",
-    engine_version="0.5.23",
-    python="/opt/sglang/0.5.23/bin/python",
-    model_path="/dev/shm/sglang/m",
-    served_model_name="m",
     routers=({"url": "http://192.0.2.2:8000"},),
     host_ram_bytes=8 * GIB,
     planned={"gpu": {"kv_tokens": 1000}},
@@ -32,11 +27,7 @@ INSTANCE = Instance(
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     """A host with one serving instance that is as planned; a test changes what it needs."""
-    directory = tmp_path / "0"
-    directory.mkdir()
-    (directory / "instance.json").write_text(INSTANCE.to_json())
-    (directory / "args").write_text("--context-length=512\n")
-    (directory / "env").write_text("")
+    configure(tmp_path, PAIR, "--context-length=512\n")
     host = SimpleNamespace(
         unit=UnitState("sglang@0.service", "active", "running", "success", 42, True, False),
         started=Started(42, 1, configured_sha256("0", tmp_path), "0.5.23"),
