@@ -62,7 +62,7 @@ options:
     description: Directories whose JSON files name installations in use.
     type: list
     elements: path
-    default: []
+    default: [/etc/sglang, /var/lib/sglang]
   activate:
     description: Whether to point C(<root>/current) to it.
     type: bool
@@ -112,7 +112,7 @@ def main() -> None:
             "python": {"type": "path", "default": "/usr/bin/python3"},
             "accelerator": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
             "keep": {"type": "int", "default": 2},
-            "references": {"type": "list", "elements": "path", "default": []},
+            "references": {"type": "list", "elements": "path", "default": ["/etc/sglang", "/var/lib/sglang"]},
             "activate": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
