@@ -183,6 +183,11 @@ start_timeout_s:
   description: Longest time in seconds that a start may take.
   returned: success
   type: int
+differing:
+  description: Paths of the files that were not as wanted.
+  returned: success
+  type: list
+  elements: str
 stale:
   description: Instances that run with another configuration than the wanted one.
   returned: success
@@ -275,6 +280,7 @@ def main() -> None:
             for placement in placements
         ],
         start_timeout_s=rendering.start_timeout_s,
+        differing=[change.path for change in written.changes],
         stale=list(written.stale),
         obsolete=list(written.obsolete),
     )
