@@ -125,6 +125,15 @@ def place(
     return placements
 
 
+# How modules take the arguments of `place`: documented in plugins/doc_fragments/layout.py.
+OPTIONS = {
+    "gpus": {"type": "list", "elements": "raw", "required": True},
+    "tensor_parallel": {"type": "int", "default": 1},
+    "base_port": {"type": "int", "default": 30000},
+    "other_ports": {"type": "dict", "default": {}},
+}
+
+
 def _check_ports(placements: Sequence[Placement], other_ports: Mapping[str, int]) -> None:
     owners: dict[int, str] = {}
     wanted = [(port, placement.unit) for placement in placements for port in placement.ports]

@@ -148,13 +148,7 @@ options:
     description: Warn about combinations that are known to fail, instead of refusing them.
     type: bool
     default: false
-attributes:
-  check_mode:
-    description: Never changes anything.
-    support: full
-  diff_mode:
-    description: Never changes anything.
-    support: none
+extends_documentation_fragment: [llmops.fleet.looks_only]
 author: [llmops.fleet maintainers]
 """
 

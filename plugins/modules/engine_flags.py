@@ -13,13 +13,7 @@ description:
   - Where the engine is not installed yet, as in check mode on a new host, its table of flags is used instead.
 version_added: 0.1.0
 author: [llmops.fleet maintainers]
-attributes:
-  check_mode:
-    support: full
-    description: Reads only.
-  diff_mode:
-    support: none
-    description: Changes nothing.
+extends_documentation_fragment: [llmops.fleet.looks_only]
 options:
   python:
     description: The engine's interpreter, such as C(/opt/sglang/0.5.23/bin/python).

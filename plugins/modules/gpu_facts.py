@@ -18,13 +18,7 @@ options:
     type: list
     elements: raw
     default: []
-attributes:
-  check_mode:
-    description: Changes nothing.
-    support: full
-  diff_mode:
-    description: Has nothing to show.
-    support: none
+extends_documentation_fragment: [llmops.fleet.looks_only]
 """
 
 EXAMPLES = r"""

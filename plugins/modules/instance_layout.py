@@ -13,31 +13,7 @@ description:
     unit.
   - Changes nothing.
 author: llmops.fleet maintainers
-options:
-  gpus:
-    description: GPU indices, or mappings with C(index) and optionally C(uuid), C(minor), C(numa_node), C(cpus).
-    type: list
-    elements: raw
-    required: true
-  tensor_parallel:
-    description: GPUs that one instance spans.
-    type: int
-    default: 1
-  base_port:
-    description: HTTP port of GPU 0.
-    type: int
-    default: 30000
-  other_ports:
-    description: Ports of other services of the host, by what they are for.
-    type: dict
-    default: {}
-attributes:
-  check_mode:
-    description: Changes nothing.
-    support: full
-  diff_mode:
-    description: Has nothing to show.
-    support: none
+extends_documentation_fragment: [llmops.fleet.layout, llmops.fleet.looks_only]
 """
 
 EXAMPLES = r"""
@@ -60,20 +36,12 @@ instances:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llmops.fleet.plugins.module_utils.deploy import check_host
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
-from ansible_collections.llmops.fleet.plugins.module_utils.topology import place
+from ansible_collections.llmops.fleet.plugins.module_utils.topology import OPTIONS, place
 
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "gpus": {"type": "list", "elements": "raw", "required": True},
-            "tensor_parallel": {"type": "int", "default": 1},
-            "base_port": {"type": "int", "default": 30000},
-            "other_ports": {"type": "dict", "default": {}},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=OPTIONS, supports_check_mode=True)
     try:
         placements = place(**module.params)
         check_host(placements)

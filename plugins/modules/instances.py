@@ -13,24 +13,8 @@ description:
   - Has C(systemd-analyze verify) read the units before they are installed.
   - Starts and stops nothing. Says which running engines were started with another configuration.
 author: llmops.fleet maintainers
+extends_documentation_fragment: [llmops.fleet.layout]
 options:
-  gpus:
-    description: GPU indices, or mappings with C(index) and optionally C(uuid), C(minor), C(numa_node), C(cpus).
-    type: list
-    elements: raw
-    required: true
-  tensor_parallel:
-    description: GPUs that one instance spans.
-    type: int
-    default: 1
-  base_port:
-    description: HTTP port of GPU 0.
-    type: int
-    default: 30000
-  other_ports:
-    description: Ports of other services of the host, by what they are for.
-    type: dict
-    default: {}
   user:
     description: System user that the engines run as.
     type: str
@@ -206,15 +190,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llmops.fleet.plugins.module_utils.deploy import apply
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
 from ansible_collections.llmops.fleet.plugins.module_utils.releases import Release
-from ansible_collections.llmops.fleet.plugins.module_utils.topology import place
+from ansible_collections.llmops.fleet.plugins.module_utils.topology import OPTIONS, place
 from ansible_collections.llmops.fleet.plugins.module_utils.unit_files import Deployment, HostPlan, render, url
 
-LAYOUT = {
-    "gpus": {"type": "list", "elements": "raw", "required": True},
-    "tensor_parallel": {"type": "int", "default": 1},
-    "base_port": {"type": "int", "default": 30000},
-    "other_ports": {"type": "dict", "default": {}},
-}
 ROUTER = {"url": {"type": "str", "required": True}, "api_key_file": {"type": "path", "no_log": False}}
 DEPLOYMENT = {
     "user": {"type": "str", "required": True},
@@ -246,7 +224,7 @@ def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec={
-            **LAYOUT,
+            **OPTIONS,
             **DEPLOYMENT,
             "engine_version": {"type": "str", "required": True},
             "plan": {"type": "dict", "required": True},
@@ -255,7 +233,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        placements = place(**{key: module.params[key] for key in LAYOUT})
+        placements = place(**{key: module.params[key] for key in OPTIONS})
         deployment = Deployment(
             release=Release.parse(module.params["engine_version"]),
             **{key: tuple(value) if isinstance(value := module.params[key], list) else value for key in DEPLOYMENT},

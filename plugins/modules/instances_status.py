@@ -11,14 +11,7 @@ description:
   - Looks at the unit of every configured instance, at what its process was started with, at what the engine says it
     allocated, and at the routers. Changes nothing.
 author: [llmops.fleet maintainers]
-options: {}
-attributes:
-  check_mode:
-    description: Changes nothing.
-    support: full
-  diff_mode:
-    description: Has nothing to show.
-    support: none
+extends_documentation_fragment: [llmops.fleet.looks_only]
 """
 
 EXAMPLES = r"""

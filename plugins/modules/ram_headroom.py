@@ -22,13 +22,7 @@ options:
     description: The tmpfs that holds the weights.
     type: path
     default: /dev/shm
-attributes:
-  check_mode:
-    description: Never changes anything.
-    support: full
-  diff_mode:
-    description: Never changes anything.
-    support: none
+extends_documentation_fragment: [llmops.fleet.looks_only]
 author: [llmops.fleet maintainers]
 """
 

@@ -302,19 +302,6 @@ class TestMarks:
         assert not entered
 
 
-def test_documentation_and_options_agree() -> None:
-    import yaml
-
-    fragment = Path(__file__).parents[2] / "plugins/doc_fragments/rolling.py"
-    text = fragment.read_text().split('r"""')[1].split('"""')[0]
-    documented = yaml.safe_load(text)["options"]
-    assert set(documented) == set(rolling.OPTIONS)
-    suboptions = documented["rolling"]["suboptions"]
-    for name, option in rolling.OPTIONS["rolling"]["options"].items():
-        assert (suboptions[name]["type"], suboptions[name].get("default")) == (option["type"], option["default"])
-    assert set(suboptions) == set(rolling.OPTIONS["rolling"]["options"])
-
-
 @given(
     st.dictionaries(
         st.from_regex(r"[A-Z_]+", fullmatch=True), st.text(st.characters(codec="ascii", exclude_categories=["C"]))
