@@ -29,6 +29,7 @@ from typing import Any
 from .errors import FleetError
 from .manifest import READY, FileRecord, Manifest, require_ready
 from .safetensors import check_model
+from .tmpfs import large_page_options
 from .units import GIB, MIB, gib
 from .weights_http import Access, HttpFiles
 from .weights_source import Directory, Source, SourceFile
@@ -156,14 +157,13 @@ class Staging:
         return sum(step.file.size_bytes - step.staged_bytes for step in self.steps if not step.reuse)
 
     def tmpfs(self) -> dict[str, object] | None:
-        """The tmpfs that takes the model: mount point, least size in GiB, whether it is too small; else None."""
+        """The tmpfs that takes the model: mount point, least size in GiB, mount options that suit it; else None."""
         if self.room.kind != "tmpfs":
             return None
-        needed_bytes = self.room.grown_bytes(self.remaining_bytes)
         return {
             "mount_point": self.room.mount_point,
-            "size_gib": needed_bytes / GIB,
-            "too_small": needed_bytes > self.room.size_bytes,
+            "size_gib": self.room.grown_bytes(self.remaining_bytes) / GIB,
+            "options": large_page_options(),
         }
 
     def listing(self) -> dict[str, str]:
@@ -441,13 +441,15 @@ class Copy:
                 view = buffer[:size]
                 reader.read_into(offset, view)
                 self._write(file, offset, view)
-                self._hash(file, offset, view)
+                self._hash(file, offset, size, buffer)
 
     def _begin(self, file: _File, buffer: memoryview) -> None:
         """Open the destination, hash what an interrupted run left in it, and finish a file without bytes to copy."""
         staged_bytes = file.step.staged_bytes
         descriptor = os.open(file.destination, os.O_RDWR | os.O_CREAT, FILE_MODE)
         os.ftruncate(descriptor, staged_bytes)
+        # With huge=within_size a tmpfs takes large pages only below a file's end; so the end comes first.
+        os.ftruncate(descriptor, file.size_bytes)
         while file.hashed_bytes < staged_bytes:
             count = os.preadv(descriptor, [buffer[: staged_bytes - file.hashed_bytes]], file.hashed_bytes)
             file.hash(buffer[:count])
@@ -464,29 +466,27 @@ class Copy:
         with self._lock:
             self._moved_bytes += len(view)
 
-    def _hash(self, file: _File, offset: int, view: memoryview) -> None:
-        """Hash this block if it is the file's next, and then any that others finished before their turn."""
+    def _hash(self, file: _File, offset: int, size: int, buffer: memoryview) -> None:
+        """Hash the block in `buffer` if it is the file's next, and then any that others finished before their turn."""
         with self._lock:
-            file.done[offset] = len(view)
+            file.done[offset] = size
             if file.hashing or offset != file.hashed_bytes:
                 return
             file.hashing = True
         while True:
             if self._verify:
-                file.hash(view)
+                file.hash(buffer[:size])
             with self._lock:
                 del file.done[file.hashed_bytes]
-                file.hashed_bytes += len(view)
+                file.hashed_bytes += size
                 file.safe_bytes = max(file.safe_bytes, file.hashed_bytes)
-                size = file.done.get(file.hashed_bytes)
-                if size is None:
+                following = file.done.get(file.hashed_bytes)
+                if following is None:
                     file.hashing = False
                     break
+            size = following
             if self._verify:
-                view = memoryview(bytearray(size))
-                os.preadv(file.descriptor, [view], file.hashed_bytes)
-            else:
-                view = view[:size]
+                os.preadv(file.descriptor, [buffer[:size]], file.hashed_bytes)
         if file.hashed_bytes == file.size_bytes:
             self._finish(file)
 

@@ -1,17 +1,27 @@
-"""tmpfs mounts that hold weights: how large they are now, and the fstab line that makes a size last."""
+"""tmpfs mounts that hold weights: what they lack, and the fstab line that makes it last."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import FleetError
 from .units import GIB, gib
 
+LARGE_PAGES = "huge=within_size"
 _SIZE_OPTION = re.compile(r"(^|,)size=([^,]*)")
 _SUFFIX_BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """A mounted tmpfs: its size and its options as the kernel lists them."""
+
+    size_bytes: int
+    options: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -22,21 +32,40 @@ class Tmpfs:
     size_bytes: int
     options: tuple[str, ...] = ()
 
-    def mount_options(self) -> str:
-        """The options for mount(8) and fstab(5), the size in KiB as the kernel itself reports it."""
-        return ",".join((*self.options, f"size={self.size_bytes // 1024}k"))
+    def lacks(self, size_bytes: int | None, options: Collection[str]) -> tuple[str, ...]:
+        """Mount options that a tmpfs of this size with these options lacks; the size in KiB, as the kernel has it."""
+        # The kernel lists `mpol=interleave` with the nodes: mpol=interleave:0-1.
+        missing = tuple(o for o in self.options if not any(f"{there}:".startswith(f"{o}:") for there in options))
+        if size_bytes is not None and size_bytes >= self.size_bytes:
+            return missing
+        return (*missing, f"size={self.size_bytes // 1024}k")
 
-    def in_fstab(self, fstab: str) -> str:
-        """The text of /etc/fstab with this mount in it; other lines and this line's other options stay."""
+    def in_fstab(self, fstab: str, mounted: Mounted | None, mem_total_bytes: int) -> str:
+        """The text of /etc/fstab that brings this mount back; other lines and this line's other options stay.
+
+        A mount of which /etc/fstab says no size gets at the next boot the size it has now.
+        """
         lines = fstab.splitlines()
         number, parts = _fstab_entry(lines, self.path)
+        size_bytes = size_in_fstab_bytes(fstab, self.path, mem_total_bytes)
+        if size_bytes is None and mounted is not None:
+            size_bytes = mounted.size_bytes
+        there = parts[3].split(",") if parts else []
+        missing = self.lacks(size_bytes, there)
+        if not missing:
+            return fstab
+        names = {option.partition("=")[0] for option in missing}
+        options = ",".join((*(option for option in there if option.partition("=")[0] not in names), *missing))
         if parts:
-            kept = [option for option in _SIZE_OPTION.sub("", parts[3]).split(",") if option]
-            wanted = [option for option in self.mount_options().split(",") if option not in kept]
-            lines[number] = " ".join((*parts[:3], ",".join((*kept, *wanted)), *parts[4:]))
+            lines[number] = " ".join((*parts[:3], options, *parts[4:]))
         else:
-            lines.append(f"tmpfs {self.path} tmpfs {self.mount_options()} 0 0")
+            lines.append(f"tmpfs {self.path} tmpfs {options} 0 0")
         return "\n".join(lines) + "\n"
+
+
+def large_page_options(switch: Path = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")) -> list[str]:
+    """Mount options of a tmpfs for weights: large pages where the kernel has them. Source: tmpfs(5)."""
+    return [LARGE_PAGES] if switch.exists() else []
 
 
 def _fstab_entry(lines: list[str], path: str) -> tuple[int, list[str]]:
@@ -60,22 +89,22 @@ def size_in_fstab_bytes(fstab: str, path: str, mem_total_bytes: int) -> int | No
     return int(number) * _SUFFIX_BYTES[text[len(number) :]]
 
 
-def mounted_size_bytes(path: str, mounts: str | None = None) -> int | None:
-    """Size of the tmpfs mounted exactly at `path`, None where nothing is mounted there.
+def mounted(path: str, mounts: str | None = None) -> Mounted | None:
+    """The tmpfs mounted exactly at `path`, None where nothing is mounted there.
 
     Raises FleetError where another kind of file system is mounted at `path`. Source of mounts: /proc/self/mounts.
     """
-    kind = None
+    kind, options = None, ""
     for line in (mounts or Path("/proc/self/mounts").read_text(encoding="utf-8")).splitlines():
-        _, target, fstype, *_ = line.split()
+        _, target, fstype, listed, *_ = line.split()
         if target == path:
-            kind = fstype
+            kind, options = fstype, listed
     if kind is None:
         return None
     if kind != "tmpfs":
         raise FleetError(f"a tmpfs at {path}", kind, "choose another directory for the weights")
     stats = os.statvfs(path)
-    return stats.f_blocks * stats.f_frsize
+    return Mounted(stats.f_blocks * stats.f_frsize, tuple(options.split(",")))
 
 
 def check_against_ram(wanted: Tmpfs, mem_total_bytes: int) -> None:

@@ -83,10 +83,10 @@ class Directory:
     time per byte is added up; the rest is read the faster way. Pages that reading left in the cache are dropped.
     """
 
-    block_bytes = 4 * MIB
+    block_bytes = MIB
     TRIAL_BYTES = 1024 * MIB
-    _WINDOW_BLOCKS = 4
-    _TRIAL_BLOCKS = 32
+    _WINDOW_BLOCKS = 16
+    _TRIAL_BLOCKS = 128
 
     def __init__(self, directory: Path, exclude: Iterable[str] = (), read_mode: str = "auto") -> None:
         self.address = str(directory)
@@ -223,4 +223,6 @@ class _DirectoryReader:
                     "let nothing write to the source and run again",
                 )
             done += count
-        os.posix_fadvise(self._buffered, offset, len(view), os.POSIX_FADV_DONTNEED)
+        # A large page of the cache may have begun in the block before; only whole ones are dropped.
+        begin = max(0, offset - self._source.block_bytes)
+        os.posix_fadvise(self._buffered, begin, offset + len(view) - begin, os.POSIX_FADV_DONTNEED)

@@ -134,7 +134,8 @@ size_bytes:
   type: int
   returned: always
 tmpfs:
-  description: Mount point of the tmpfs that takes the model and the least size in GiB that it needs, null elsewhere.
+  description: >-
+    Of the tmpfs that takes the model: mount point, least size in GiB, mount options that suit it. Null elsewhere.
   type: dict
   returned: always
 digest:

@@ -1,14 +1,15 @@
 #!/usr/bin/python
-"""Give a tmpfs the size that weights need, now and after a reboot."""
+"""Give a tmpfs the size and the options that weights need, now and after a reboot."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: tmpfs
-short_description: Make a tmpfs large enough, now and after a reboot
+short_description: Give a tmpfs its size and options, now and after a reboot
 description:
   - Mounts a tmpfs, or grows a mounted one in place without unmounting it; a larger one is left as it is.
-  - Keeps the size in /etc/fstab.
+  - Sets options that a mounted one lacks in the same way.
+  - Keeps size and options in /etc/fstab.
 options:
   path:
     description: Mount point, such as /dev/shm.
@@ -25,10 +26,10 @@ options:
     default: []
 attributes:
   check_mode:
-    description: Reports the size and the fstab line that would be set, and changes neither.
+    description: Reports the mount options and the fstab line that would be set, and changes neither.
     support: full
   diff_mode:
-    description: Shows size and /etc/fstab before and after.
+    description: Shows mount options and /etc/fstab before and after.
     support: full
 author: [llmops.fleet maintainers]
 """
@@ -55,8 +56,7 @@ from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetEr
 from ansible_collections.llmops.fleet.plugins.module_utils.tmpfs import (
     Tmpfs,
     check_against_ram,
-    mounted_size_bytes,
-    size_in_fstab_bytes,
+    mounted,
 )
 from ansible_collections.llmops.fleet.plugins.module_utils.units import GIB
 
@@ -75,40 +75,36 @@ def main() -> None:
     wanted = Tmpfs(module.params["path"], int(module.params["size_gib"] * GIB), tuple(module.params["options"]))
     mem_total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        check_against_ram(wanted, mem_total_bytes)
-        size_bytes = mounted_size_bytes(wanted.path)
+        there = mounted(wanted.path)
+        if there is None or there.size_bytes < wanted.size_bytes:
+            check_against_ram(wanted, mem_total_bytes)
     except FleetError as error:
         module.fail_json(msg=str(error))
-    fstab = FSTAB.read_text(encoding="utf-8") if FSTAB.exists() else ""
-    grow = size_bytes is None or size_bytes < wanted.size_bytes
-    lasting_bytes = size_in_fstab_bytes(fstab, wanted.path, mem_total_bytes)
-    lasts = not grow if lasting_bytes is None else lasting_bytes >= wanted.size_bytes
-    after_fstab = fstab if lasts else wanted.in_fstab(fstab)
-    changed = grow or after_fstab != fstab
+    size_bytes = there.size_bytes if there else None
+    missing = wanted.lacks(size_bytes, there.options if there else ())
+    before_fstab = FSTAB.read_text(encoding="utf-8") if FSTAB.exists() else ""
+    after_fstab = wanted.in_fstab(before_fstab, there, mem_total_bytes)
 
-    if changed and not module.check_mode:
-        if size_bytes is None:
+    if not module.check_mode:
+        if there is None:
             Path(wanted.path).mkdir(parents=True, exist_ok=True)
-            mount = ["mount", "-t", "tmpfs", "-o", wanted.mount_options(), "tmpfs", wanted.path]
-        else:
-            mount = ["mount", "-o", f"remount,{wanted.mount_options()}", wanted.path]
-        if grow:
-            module.run_command(mount, check_rc=True)
-        if after_fstab != fstab:
+            module.run_command(["mount", "-t", "tmpfs", "-o", ",".join(missing), "tmpfs", wanted.path], check_rc=True)
+        elif missing:
+            module.run_command(["mount", "-o", ",".join(("remount", *missing)), wanted.path], check_rc=True)
+        if after_fstab != before_fstab:
             FSTAB.write_text(after_fstab, encoding="utf-8")
 
-    after_bytes = wanted.size_bytes if grow else size_bytes
     module.exit_json(
-        changed=changed,
-        size_bytes=after_bytes,
+        changed=bool(missing) or after_fstab != before_fstab,
+        size_bytes=max(size_bytes or 0, wanted.size_bytes),
         diff=[
             {
                 "before_header": wanted.path,
-                "before": f"{size_bytes}\n",
+                "before": f"{','.join(there.options) if there else 'not mounted'}\n",
                 "after_header": wanted.path,
-                "after": f"{after_bytes}\n",
+                "after": f"{','.join((*(there.options if there else ()), *missing))}\n",
             },
-            {"before_header": str(FSTAB), "before": fstab, "after_header": str(FSTAB), "after": after_fstab},
+            {"before_header": str(FSTAB), "before": before_fstab, "after_header": str(FSTAB), "after": after_fstab},
         ],
     )
 

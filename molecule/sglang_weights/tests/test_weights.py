@@ -71,10 +71,13 @@ def test_verify_command_finds_a_flipped_bit(host):
     assert host.run(f"sglang-fleet verify {PATH}").rc == 0
 
 
-def test_too_small_shm_was_grown_for_good(host):
+def test_too_small_shm_was_grown_for_good_and_uses_large_pages(host):
     size_bytes = int(host.check_output("findmnt --bytes --noheadings --output SIZE /dev/shm"))
     assert size_bytes > sum(record["size_bytes"] for record in ready(host)["files"].values())
-    assert f"size={size_bytes // 1024}k" in host.file("/etc/fstab").content_string
+    lasting = host.file("/etc/fstab").content_string
+    assert f"size={size_bytes // 1024}k" in lasting
+    assert "huge=within_size" in lasting
+    assert "huge=within_size" in host.check_output("findmnt --noheadings --output OPTIONS /dev/shm")
 
 
 def test_second_host_got_the_model_from_the_first_into_a_tmpfs_of_its_own(host):
