@@ -13,6 +13,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / ".collections")]
 
+from ansible_collections.llmops.fleet.plugins.module_utils.checkpoint import MLA  # noqa: E402
 from ansible_collections.llmops.fleet.plugins.module_utils.host_memory import (  # noqa: E402
     PREFILL_GRAPHS_BYTES,
     PREFILL_GRAPHS_HYBRID_BYTES,
@@ -22,6 +23,7 @@ from ansible_collections.llmops.fleet.plugins.module_utils.units import GIB  # n
 from engine_log import seen as seen_in  # noqa: E402
 from grid import NO_PREFILL_GRAPHS, Case  # noqa: E402
 from predict import predict  # noqa: E402
+from shapes import config  # noqa: E402
 
 LAUNCHES = HERE / "results/launches"
 ACCURACY = HERE / "results/accuracy.json"
@@ -49,6 +51,8 @@ TOLERANCES = {
     "graphs_gib": (ESTIMATED, 0),
     "rss_gib": (ESTIMATED, 0),
 }
+# Parts that Triton's decoding splits MLA's KV into on a GPU of 132 multiprocessors, from 4,096 tokens of context on.
+TRITON_MLA_SPLITS = 256
 # Launches that the planner cannot know everything of; they count for no greatest deviation.
 SET_APART = {
     "baseline-f-default-without-prefill-graphs": "the default mem_fraction_static is 0.907 instead of 0.903 because a "
@@ -74,6 +78,13 @@ def predicted(plan: Plan, case: Case) -> dict[str, float]:
         numbers["rss_gib"] -= (PREFILL_GRAPHS_HYBRID_BYTES if hybrid else PREFILL_GRAPHS_BYTES) / GIB
     else:
         numbers["graphs_gib"] += numbers["prefill_graphs_gib"]
+    if plan.checkpoint.family == MLA:
+        # The kit's Triton attention keeps partial results: float32 for every request, head, split and latent dimension.
+        shape = config(case.shape)
+        request_bytes = 4 * shape["num_attention_heads"] * TRITON_MLA_SPLITS * shape["kv_lora_rank"]
+        partial_gib = numbers["max_running_requests"] * request_bytes / GIB
+        numbers["graphs_gib"] += partial_gib
+        numbers["available_gib"] -= partial_gib
     numbers["slack_gib"] -= numbers["request_table_gib"]
     return numbers
 

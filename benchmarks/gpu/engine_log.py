@@ -61,5 +61,10 @@ def seen(log: str, observed: dict[str, Any]) -> dict[str, float]:
             "max_running_requests": info["effective_max_running_requests_per_dp"],
         }
     if processes := observed.get("processes_kib"):
-        found["rss_gib"] = round(sum(process["VmRSS"] - process["RssShmem"] for process in processes) / 2**20, 3)
+        sizes: dict[str, list[int]] = {}
+        for process in processes:
+            sizes.setdefault(process["command"], []).append(process["VmRSS"] - process["RssShmem"])
+        # Forks of one command (compilers) share most pages: what the smallest holds is counted once.
+        resident_kib = sum(sum(forks) - (len(forks) - 1) * min(forks) for forks in sizes.values())
+        found["rss_gib"] = round(resident_kib / 2**20, 3)
     return found

@@ -159,7 +159,6 @@ SPLITS = (
     ),
     served("baseline-own-split", intent=settings(**EXTRA), loads=ladder(SHORT, *RUNGS), expected_s=120),
     served("baseline-for-128x512", intent=wanted(128, 512), proposed=True, loads=ladder(SHORT, *RUNGS)),
-    served("mtp-for-48x512", profile="mtp", intent=wanted(48, 512), proposed=True, loads=ladder(SHORT, (48, 15))),
 )
 # No prefix reuse, with and without MTP.
 BULK = (
@@ -170,16 +169,6 @@ BULK = (
         loads=ladder(SHORT, (48, 15), (128, 20), (512, 60)),
     ),
     served("bulk-for-128x512", profile="bulk", intent=wanted(128, 512), proposed=True, loads=ladder(SHORT, (128, 25))),
-)
-LOW_PRECISION = (
-    served(
-        "mtp-bf16-for-128x512",
-        profile="mtp",
-        intent=wanted(128, 512, **BF16_STATE),
-        proposed=True,
-        expected_s=130,
-        loads=ladder(SHORT, (48, 15), (128, 20)),
-    ),
 )
 LONG_SPLITS = (
     served(
@@ -224,13 +213,78 @@ GRAPHS = (
         until="ready",
         expected_s=70,
     ),
+)
+
+# Saturation, and the rung at which the planned split had come out behind, three times over.
+SIXTEEN = ((16, 5), (16, 5), (16, 5))
+SATURATED = (
+    served("mtp-own-split-to-512", profile="mtp", intent=settings(**EXTRA), loads=ladder(SHORT, *SIXTEEN, (512, 80))),
+    served(
+        "mtp-for-128x512-at-16", profile="mtp", intent=wanted(128, 512), proposed=True, loads=ladder(SHORT, *SIXTEEN)
+    ),
+    served("mtp-for-16x512", profile="mtp", intent=wanted(16, 512), proposed=True, loads=ladder(SHORT, *SIXTEEN)),
+    served(
+        "mtp-for-48x512", profile="mtp", intent=wanted(48, 512), proposed=True, loads=ladder(SHORT, (48, 8), (48, 8))
+    ),
+    served(
+        "mtp-bf16-for-128x512",
+        profile="mtp",
+        intent=wanted(128, 512, **BF16_STATE),
+        proposed=True,
+        loads=ladder(SHORT, (48, 8), (128, 15), (512, 50)),
+    ),
+    served(
+        "bulk-for-512x512",
+        profile="bulk",
+        intent=wanted(512, 512),
+        proposed=True,
+        loads=ladder(SHORT, (128, 15), (512, 45)),
+    ),
+    served(
+        "baseline-own-split-to-512",
+        intent=settings(**EXTRA),
+        expected_s=30,
+        loads=ladder(SHORT, (1, 5), *SIXTEEN, (48, 8), (512, 78)),
+    ),
+)
+
+# The other state strategy for the same load, long requests, and models of other shapes beside a large host tier.
+REST = (
+    served(
+        "mtp-extra-for-128x512",
+        profile="mtp",
+        intent=wanted(128, 512, **EXTRA),
+        proposed=True,
+        loads=ladder(SHORT, (16, 5), (16, 5), (48, 8), (128, 20), (512, 60)),
+    ),
+    served("mtp-own-split-128x4096", profile="mtp", intent=settings(**EXTRA), loads=ladder(LONG, (128, 140))),
+    served(
+        "bulk-for-128x4096", profile="bulk", intent=wanted(128, 4096), proposed=True, loads=ladder(LONG, (128, 110))
+    ),
     Case(
         "moe-mtp-graphs",
         shape="qwen3.5-35b-a3b",
         profile="mtp",
         intent=settings(max_running_requests=64, **EXTRA),
         until="ready",
-        expected_s=70,
+        expected_s=60,
+    ),
+    Case(
+        "hicache-40",
+        profile="mtp_hicache",
+        intent=settings(hicache_gb=40, **EXTRA),
+        until="ready",
+        expected_s=75,
+    ),
+    Case(
+        "mla-graphs",
+        shape="deepseek-v2-lite",
+        intent=settings(max_running_requests=64),
+        until="ready",
+        expected_s=35,
+    ),
+    served(
+        "baseline-for-512x512", intent=wanted(512, 512), proposed=True, expected_s=70, loads=ladder(SHORT, (512, 55))
     ),
 )
 
@@ -241,5 +295,7 @@ CALLS = {
     "fourth": (
         served("baseline-own-split", intent=settings(**EXTRA), loads=ladder(SHORT, (128, 5), (48, 5)), expected_s=20),
     ),
-    "third": HOST_POOLS + LOADING + BULK + LONG_SPLITS + GRAPHS + LOW_PRECISION,
+    "saturated": SATURATED,
+    "rest": REST,
+    "third": HOST_POOLS + LOADING + BULK + LONG_SPLITS + GRAPHS,
 }

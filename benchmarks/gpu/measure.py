@@ -31,7 +31,7 @@ import pynvml
 
 HERE = Path(__file__).resolve().parent
 RUNTIME = Path("/run/sglang")
-AHEAD = {"pools": 8, "ready": 2}
+AHEAD = 8
 POLL_S = 0.02
 STOP_TIMEOUT_S = 60
 WARMUP_REQUESTS, WARMUP_TOKENS = 8, 16
@@ -299,7 +299,7 @@ def main() -> None:
                 launch.stop(signal.SIGKILL, results["idle_bytes"])
             continue
         if not launch.spec["alone"]:
-            ahead = launches[number : number + AHEAD[launch.spec["until"]]]
+            ahead = launches[number : number + AHEAD]
             for other in ahead[: next((i for i, o in enumerate(ahead) if o.spec["alone"]), len(ahead))]:
                 if other.process is None:
                     other.start(admitted)

@@ -42,10 +42,12 @@ _VISION_PADDING_GIB = 0.05
 # The kernels of experts take a segment before loading.
 _EXPERTS_GIB = 0.017
 # Decode graphs for the largest batch: GiB, and GiB more per request, seen with 0.5.17 and the shape of Qwen3.6-27B at
-# 44, 123 and 422 requests without MTP, and at 19 to 98 with it; a plain attention model of that size took less.
-_GRAPHS_GIB = (0.112, 0.00256)
+# 44 to 429 requests without MTP, and at 16 to 119 with it; plain attention models took less, one with experts and MTP
+# a little less.
+_GRAPHS_GIB = (0.107, 0.00256)
 _DRAFT_GRAPHS_GIB = (0.212, 0.0163)
 _PLAIN_ATTENTION_SHARE = 0.45
+_DRAFT_EXPERTS_SHARE = 0.92
 # Prefill graphs keep 70 bytes per token of the largest chunk and element of the hidden state: seen with two models.
 _PREFILL_GRAPH_BYTES = 70.4
 _MLA_PREFILL_GRAPH_TOKENS = 2048
@@ -288,7 +290,11 @@ def _prefill_graphs(chunk: int) -> int:
 
 def _decode_graph_bytes(checkpoint: Checkpoint, requests: int, speculative: bool) -> int:
     base_gib, request_gib = _DRAFT_GRAPHS_GIB if speculative else _GRAPHS_GIB
-    share = 1.0 if checkpoint.linear is not None or speculative else _PLAIN_ATTENTION_SHARE
+    share = 1.0
+    if speculative and checkpoint.experts:
+        share = _DRAFT_EXPERTS_SHARE
+    elif not speculative and checkpoint.linear is None:
+        share = _PLAIN_ATTENTION_SHARE
     return round((base_gib + request_gib * requests) * share * GIB)
 
 

@@ -21,9 +21,11 @@ from .units import GB, GIB
 
 # SGLang refuses a host pool that would leave less than this available.
 ENGINE_RESERVE_BYTES = 10 * GIB
-# Measured with 0.5.17 on an H200: launcher 1.04 GB, detokenizer 1.01 GB, scheduler 2.1 to 2.3 GB.
+# Measured with 0.5.17 on an H200: launcher 1.04 GB, detokenizer 1.01 GB, scheduler 2.05 to 2.4 GB.
 _RSS_PROCESSES_BYTES = round(2.05 * GB)
-_RSS_RANK_BYTES = round(2.3 * GB)
+_RSS_RANK_BYTES = round(2.27 * GB)
+# PyTorch compiles the routing of experts, and its pool of compilers stays: seen with two models.
+_RSS_COMPILERS_BYTES = round(0.85 * GB)
 # What prefill graphs add to a scheduler: they break at every linear-attention layer of a hybrid model.
 PREFILL_GRAPHS_HYBRID_BYTES = round(0.46 * GIB)
 PREFILL_GRAPHS_BYTES = round(0.12 * GIB)
@@ -155,12 +157,14 @@ class Unit:
         return self.ranks * self.pools.total_bytes + self.rss_bytes
 
 
-def unit_rss_bytes(accelerator: str, ranks: int, weights_bytes: int, hybrid: bool) -> int:
+def unit_rss_bytes(accelerator: str, ranks: int, weights_bytes: int, checkpoint: Checkpoint) -> int:
     """Resident memory of a unit without its host tier; on `cpu` it holds the weights itself."""
     if accelerator == "cpu":
         return _RSS_CPU_BYTES + weights_bytes
-    graphs_bytes = PREFILL_GRAPHS_HYBRID_BYTES if hybrid else PREFILL_GRAPHS_BYTES
-    return _RSS_PROCESSES_BYTES + ranks * (_RSS_RANK_BYTES + graphs_bytes)
+    rank_bytes = _RSS_RANK_BYTES + (PREFILL_GRAPHS_BYTES if checkpoint.linear is None else PREFILL_GRAPHS_HYBRID_BYTES)
+    if checkpoint.experts:
+        rank_bytes += _RSS_COMPILERS_BYTES
+    return _RSS_PROCESSES_BYTES + ranks * rank_bytes
 
 
 @dataclass(frozen=True)

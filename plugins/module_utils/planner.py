@@ -282,7 +282,7 @@ def plan(
     problems: list[FleetError] = []
     warnings: list[str] = []
     instances: list[Instance] = []
-    rss_bytes = unit_rss_bytes(accelerator, ranks, staged_bytes, checkpoint.linear is not None)
+    rss_bytes = unit_rss_bytes(accelerator, ranks, staged_bytes, checkpoint)
     for group in groups:
         wanted = intent
         if resolve and proposal:

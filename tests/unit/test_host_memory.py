@@ -186,14 +186,14 @@ def test_the_engine_keeps_10_gib(size_gb, fits):
         hicache_gb=size_gb,
         host={
             "mem_total_gib": 100,
-            "mem_available_gib": (44.87e9 + 4.479e9) / GIB,
+            "mem_available_gib": (44.87e9 + 4.449e9) / GIB,
             "shm_size_gib": 32,
             "shm_used_gib": 16,
         },
     )
     instance = plan.instances[0]
     unit = instance.unit
-    host = Host(total_bytes=100 * GIB, available_bytes=round(44.87e9 + 4.479e9))
+    host = Host(total_bytes=100 * GIB, available_bytes=round(44.87e9 + 4.449e9))
     refusal = engine_refusal(host, plan.release, [unit], 0)
     assert (refusal is None) is fits
     if refusal:
