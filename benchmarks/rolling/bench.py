@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from fleet import HOSTS, INSTANCES, INVENTORY, ROOT, ROUTERS, SSH, on
+from fleet import HOSTS, INSTANCES, ROOT, ROUTERS, SSH, command, main_pid, on
 
 HERE = Path(__file__).parent
 METRIC = re.compile(r"^sglang:num_requests_total\{.*\} (\S+)$", re.M)
@@ -79,16 +79,20 @@ def load_times(since: float) -> dict[str, float]:
 
 def rolling_restart() -> None:
     """The restart as an operator does it, both hosts at the same time, one engine of each."""
-    command = ["ansible-playbook", "-i", INVENTORY, "restart.yml", "-e", "rolling_serial=100%"]
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run(command("restart.yml", "rolling_serial=100%"), cwd=ROOT, check=True)
 
 
 def restart_without_draining() -> None:
-    """The control: every engine killed in its turn, the next one when it serves again."""
+    """The control: the same order, but engines are killed while they have requests; the next when these serve again."""
     for name in INSTANCES:
+        killed = {host: main_pid(host, name) for host in HOSTS}
         for host in HOSTS:
-            on(host, f"systemctl kill --signal=KILL sglang@{name}; sleep 15")
-            on(host, f"until systemctl --quiet is-active sglang@{name}; do sleep 1; done")
+            metrics = f"http://127.0.0.1:{30000 + int(name)}/metrics"
+            busy = f"curl -s {metrics} | grep -q '^sglang:num_running_reqs{{.*}} [1-9]'"
+            on(host, f"until {busy}; do sleep 0.05; done; systemctl kill --signal=KILL sglang@{name}")
+        for host, pid in killed.items():
+            gone = f"test $(systemctl show --property=MainPID --value sglang@{name}) != {pid}"
+            on(host, f"until {gone} && systemctl --quiet is-active sglang@{name}; do sleep 1; done")
 
 
 def main() -> None:

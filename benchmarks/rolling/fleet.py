@@ -22,11 +22,16 @@ def on(host: str, command: str) -> str:
     return subprocess.run([*SSH, host, command], check=True, capture_output=True, text=True).stdout
 
 
-def playbook(name: str, *variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a playbook on the fleet, with `-e` for each variable; returns its end and its words."""
+def command(name: str, *variables: str, limit: str = "all") -> list[str]:
+    """The command that runs a playbook on the fleet, with `-e` for each variable."""
     extra = [word for variable in variables for word in ("-e", variable)]
-    command = ["ansible-playbook", "-i", INVENTORY, name, *extra]
-    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return ["ansible-playbook", "-i", INVENTORY, name, "-l", limit, *extra]
+
+
+def playbook(name: str, *variables: str, limit: str = "all") -> subprocess.CompletedProcess[str]:
+    """Run a playbook on the fleet; returns its end and its words."""
+    words = command(name, *variables, limit=limit)
+    return subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def key() -> str:
@@ -47,11 +52,11 @@ def complete(router: str, tokens: int = 4) -> str:
     return on(router, f"{command} http://127.0.0.1:8000/v1/completions")
 
 
-def eventually(probe: Callable[[], bool], seconds: float) -> None:
+def eventually(probe: Callable[[], bool], seconds: float, what: str) -> None:
     """Wait until the probe holds. Raises AssertionError where it does not within so many seconds."""
     deadline = time.monotonic() + seconds
     while not probe():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {probe.__doc__ or probe.__name__}"
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         time.sleep(1)
 
 
@@ -59,7 +64,7 @@ def all_serve(seconds: float = 5) -> None:
     """Every engine is in every router's list, and both routers complete a prompt. Raises AssertionError."""
     wanted = {f"http://{host}:{30000 + int(name)}" for host, name in ENGINES}
     for router in ROUTERS:
-        eventually(lambda router=router: healthy(router) == wanted, seconds)
+        eventually(lambda router=router: healthy(router) == wanted, seconds, f"{router} lists all engines as healthy")
         assert json.loads(complete(router))["usage"]["completion_tokens"] == 4
 
 
@@ -76,4 +81,4 @@ def main_pids() -> dict[tuple[str, str], str]:
 def wait_for_phase(host: str, phase: str, since: float, seconds: float = 120) -> None:
     """Wait until a roll on the host reaches the phase."""
     journal = f"journalctl -t sglang-roll --output=cat --since=@{since:.0f}"
-    eventually(lambda: f": {phase}" in on(host, journal), seconds)
+    eventually(lambda: f": {phase}" in on(host, journal), seconds, f"{phase} on {host}")

@@ -21,6 +21,12 @@ options:
         description: Go on even where fewer are left.
         type: bool
         default: false
+      hosts:
+        description:
+          - Hosts that may each have a batch out of service at the same time, this one included. O(rolling.min_healthy)
+            must be left even then.
+        type: int
+        default: 1
       capacity_timeout_s:
         description: Longest wait in seconds for O(rolling.min_healthy) to be left, since other hosts may roll.
         type: float
@@ -47,8 +53,4 @@ options:
         description: Share by which a canary may be slower than before.
         type: float
         default: 0.2
-  at_most:
-    description: End after so many engines; 0 for all.
-    type: int
-    default: 0
 """

@@ -112,12 +112,12 @@ class Transition:
 
 
 def bring_up(
-    names: Sequence[str], stale: Sequence[str], policy: Policy, *, at_most: int = 0, check: bool = False
+    names: Sequence[str], stale: Sequence[str], policy: Policy, *, waves: int = 0, check: bool = False
 ) -> Transition:
     """Retire instances that are not in `names`, start those that do not run, all at once, and replace stale ones.
 
-    `at_most` ends it after so many engines, as a canary does. What is started serves, or its last good configuration
-    serves again and a FleetError says so.
+    `waves` is that of `rolling.roll`. What is started serves, or its last good configuration serves again and a
+    FleetError says so.
     """
     states = systemd.show([f"sglang@{name}.service" for name in names])
     transition = Transition(
@@ -140,7 +140,7 @@ def bring_up(
     if transition.enabled:
         systemd.systemctl("enable", *(f"sglang@{name}.service" for name in transition.enabled))
     if todo:
-        roll(todo, policy, at_most)
+        roll(todo, policy, waves)
     return transition
 
 

@@ -53,21 +53,20 @@ def ways_back(kept: Sequence[Generations]) -> tuple[Return, ...]:
     return ways
 
 
-def roll_back(ways: Sequence[Return], policy: Policy, at_most: int = 0) -> tuple[Step, ...]:
+def roll_back(ways: Sequence[Return], policy: Policy) -> tuple[Step, ...]:
     """Return instances one after another; the first failure ends it, with what is not back yet as it was.
 
     Raises Halted for a failure and FleetError for a refusal, after which all serve as before.
     """
-    todo = ways[: at_most or None]
-    for way in todo:
+    for way in ways:
         way.generations.restore(PREVIOUS)
     systemd.systemctl("daemon-reload")
     try:
-        steps = roll([way.now.name for way in todo], policy)
+        steps = roll([way.now.name for way in ways], policy)
     except Halted:
         raise
     except FleetError:
-        for way in todo:
+        for way in ways:
             way.generations.restore(GOOD)
         systemd.systemctl("daemon-reload")
         raise

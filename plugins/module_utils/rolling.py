@@ -10,12 +10,14 @@ An interrupted roll leaves `/var/lib/sglang/roll.json`; the same roll asked for 
 from __future__ import annotations
 
 import json
+import signal
 import syslog
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from . import systemd
 from .acceptance import Sample, check_started, compare, measure
@@ -40,7 +42,7 @@ from .parser_check import check_all
 from .processes import processes_of
 from .registration import OPERATOR, ROLL, enter, leave, rolling, routers_of, taken_out_by
 from .releases import Release
-from .router import wait_idle
+from .router import Worker, wait_idle
 from .start_checks import GpuTaken, NotNow, check_devices, check_ports, check_weights, wait
 from .units import gib
 
@@ -57,6 +59,7 @@ class Policy:
         batch: engines of this host that are out of service at the same time.
         min_healthy: workers that every router must have left for the model while they are out.
         allow_downtime: go on even where fewer are left.
+        hosts: hosts that may each have a batch out of service at the same time, this one included.
         capacity_timeout_s: longest wait for min_healthy to be left, since other hosts may roll.
         drain_timeout_s: longest wait for requests in flight; None takes each instance's own.
         release_timeout_s: longest wait after a stop for memory and ports to be free.
@@ -69,6 +72,7 @@ class Policy:
     batch: int = 1
     min_healthy: int = 1
     allow_downtime: bool = False
+    hosts: int = 1
     capacity_timeout_s: float = 60.0
     drain_timeout_s: float | None = None
     release_timeout_s: float = 300.0
@@ -78,9 +82,9 @@ class Policy:
     tolerance: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("batch", "min_healthy"):
-            if getattr(self, name) < (name == "batch"):
-                raise FleetError(f"{name} of at least {int(name == 'batch')}", str(getattr(self, name)), "raise it")
+        for name, least in (("batch", 1), ("min_healthy", 0), ("hosts", 1)):
+            if getattr(self, name) < least:
+                raise FleetError(f"{name} of at least {least}", str(getattr(self, name)), "raise it")
         if not 0 <= self.tolerance < 1:
             raise FleetError("a tolerance from 0 up to 1", str(self.tolerance), "give a share such as 0.2")
 
@@ -94,7 +98,6 @@ OPTIONS = {
             option.name: {"type": str(option.type).split()[0], "default": option.default} for option in fields(Policy)
         },
     },
-    "at_most": {"type": "int", "default": 0},
 }
 
 
@@ -128,15 +131,19 @@ class Journal:
     def __init__(self, path: Path = JOURNAL) -> None:
         self.path = path
 
-    def begin(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Take up the roll of these instances; returns those that it has behind it already."""
+    def behind(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of these instances that an interrupted roll of just these has behind it."""
         try:
             known = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             known = {}
-        done = known.get("done", []) if known.get("names") == list(names) else []
+        return tuple(known["done"]) if known.get("names") == list(names) else ()
+
+    def begin(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Take up the roll of these instances; returns those that it has behind it already."""
+        done = self.behind(names)
         self._write(names, done)
-        return tuple(done)
+        return done
 
     def done(self, names: Sequence[str], done: Sequence[str]) -> None:
         """Note which are behind it."""
@@ -177,30 +184,73 @@ def names_of(gpus: Sequence[int], config_dir: Path = CONFIG_DIR) -> tuple[str, .
     return tuple(i.name for i in instances if not gpus or set(gpus) & set(i.gpus))
 
 
+def workers_left(workers: Sequence[Worker], leaving: Collection[str]) -> int | None:
+    """Healthy workers that a router keeps of the model that loses most; None where none of these URLs serves."""
+    healthy = [worker for worker in workers if worker.healthy]
+    kept = [worker.model for worker in healthy if worker.url not in leaving]
+    return min((kept.count(worker.model) for worker in healthy if worker.url in leaving), default=None)
+
+
 def check_capacity(leaving: Sequence[Instance], policy: Policy) -> None:
-    """Raises NotNow where a router would have fewer than min_healthy workers of the model without these."""
+    """Raises NotNow where a router would have fewer than min_healthy workers of a model without these."""
     urls = {instance.url for instance in leaving}
     for router in [] if policy.allow_downtime else routers_of(leaving[0]):
-        workers = router.workers()
-        models = {worker.model for worker in workers if worker.url in urls and worker.healthy}
-        left = [worker for worker in workers if worker.healthy and worker.url not in urls and worker.model in models]
-        if models and len(left) < policy.min_healthy:
+        left = workers_left(router.workers(), urls)
+        if left is not None and left < policy.min_healthy:
             raise NotNow(
                 f"{policy.min_healthy} healthy workers left at router {router.url} without {', '.join(sorted(urls))}",
-                f"{len(left)}",
+                f"{left}",
                 "start the other engines first, lower min_healthy, or set allow_downtime",
             )
 
 
-def preflight(instances: Sequence[Instance]) -> None:
-    """Everything that can be judged while all still serve. Raises FleetError for what would fail later."""
+def check_fleet_capacity(routers: Mapping[str, Sequence[Worker]], urls: Collection[str], policy: Policy) -> None:
+    """Raises FleetError where a router's list is too short for policy.hosts hosts to take a batch out at once.
+
+    The hosts do not see each other's decisions, so it is judged while none has begun.
+    """
+    if policy.allow_downtime or policy.hosts == 1:
+        return
+    needed = policy.min_healthy + policy.hosts * policy.batch
+    for router, workers in routers.items():
+        healthy = [worker for worker in workers if worker.healthy]
+        models = [worker.model for worker in healthy]
+        for count in {models.count(worker.model) for worker in healthy if worker.url in urls}:
+            if count < needed:
+                raise FleetError(
+                    f"{needed} healthy workers at router {router}: {policy.batch} for each of {policy.hosts} hosts "
+                    f"that are changed at once, and {policy.min_healthy} that stay",
+                    f"{count}",
+                    "lower rolling_serial, batch or min_healthy, or set allow_downtime",
+                )
+
+
+def preflight(instances: Sequence[Instance]) -> dict[str, tuple[Worker, ...]]:
+    """Everything that can be judged in a moment while all still serve; returns every router's list by its URL.
+
+    Raises FleetError for what would fail later.
+    """
     for instance in instances:
         check_weights(instance)
         check_devices(instance)
         check_memory(instance)
-        for router in routers_of(instance):
-            router.workers()
+    routers = {router.url: router for instance in instances for router in routers_of(instance)}
+    return {url: router.workers() for url, router in routers.items()}
+
+
+def look_ahead(names: Sequence[str], policy: Policy, journal: Journal) -> dict[str, Any]:
+    """Judge what is left of a roll of these instances, and return it as rolling_restart documents it."""
+    done = journal.behind(names)
+    steps = steps_of(name for name in names if name not in done)
+    instances = [Instance.read(step.name) for step in steps]
+    workers = preflight(instances)
     check_arguments(instances)
+    return {
+        "engines": [{"name": i.name, "url": i.url, "hot": step.hot} for i, step in zip(instances, steps, strict=True)],
+        "waves": len(batches(steps, policy.batch)),
+        "done": done,
+        "workers": {url: [asdict(worker) for worker in listed] for url, listed in workers.items()},
+    }
 
 
 def check_memory(instance: Instance) -> None:
@@ -352,33 +402,41 @@ def rescue(step: Step, failure: FleetError, generations: Generations) -> Halted:
     )
 
 
-def roll(names: Sequence[str], policy: Policy, at_most: int = 0, journal: Journal | None = None) -> tuple[Step, ...]:
+def roll(
+    names: Sequence[str], policy: Policy, waves: int = 0, journal: Journal | None = None, judged: bool = False
+) -> tuple[Step, ...]:
     """Start those of these instances that do not run, all at once, then replace the others, policy.batch at a time.
 
     Args:
         names: instances, in the order in which they are replaced.
-        at_most: end after so many; 0 for all.
+        waves: end after so many of these starts and replacements; 0 for all.
         journal: remembers what is done across interruptions; None for a deployment, which sees it by what runs. What
             a deployment had written for the engines is taken back where it is refused.
+        judged: their arguments have been through SGLang's own parser already, which takes seconds.
 
     Returns what was done. Raises Halted for the first failure, after everything that was not done was put back, and
     FleetError for a refusal before anything was stopped.
     """
+    # A terminal that goes away with the connection ends its processes; a roll goes on.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with rolling():
         repair()
         done = list(journal.begin(names)) if journal else []
-        todo = [name for name in names if name not in done][: at_most or None]
+        todo = [name for name in names if name not in done]
         steps: list[Step] = []
         try:
-            preflight([Instance.read(name) for name in todo])
-            for batch in batches([Step(name, hot=_serves_or_must_stop(name)) for name in todo], policy.batch):
+            instances = [Instance.read(name) for name in todo]
+            check_fleet_capacity(preflight(instances), {instance.url for instance in instances}, policy)
+            if not judged:
+                check_arguments(instances)
+            for batch in batches(steps_of(todo), policy.batch)[: waves or None]:
                 failures = _replace_batch(batch, policy)
                 steps += batch
                 done += [step.name for step in batch if step.phase == "done"]
                 if journal:
                     journal.done(names, done)
                 if failures:
-                    raise failures[0]
+                    raise halted(failures, done, [name for name in names if name not in done])
         except FleetError:
             if journal is None:
                 _put_back(set(names) - {step.name for step in steps})
@@ -391,6 +449,21 @@ def _put_back(names: Iterable[str]) -> None:
     for name in names:
         Generations(name).restore()
     systemd.systemctl("daemon-reload")
+
+
+def halted(failures: Sequence[Halted], done: Sequence[str], left: Sequence[str]) -> Halted:
+    """One error that sums up all failures of a batch and where the roll of this host stands."""
+    return Halted(
+        " and ".join(failure.expected for failure in failures),
+        "; ".join(failure.found for failure in failures),
+        f"{'; '.join(failure.change for failure in failures)}. "
+        f"Done on this host: {', '.join(done) or 'none'}; left: {', '.join(left)}",
+    )
+
+
+def steps_of(names: Iterable[str]) -> list[Step]:
+    """What a roll of these instances will do with each."""
+    return [Step(name, hot=_serves_or_must_stop(name)) for name in names]
 
 
 def batches(steps: Sequence[Step], size: int) -> list[list[Step]]:

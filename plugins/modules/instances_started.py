@@ -25,6 +25,10 @@ options:
     type: list
     elements: str
     default: []
+  waves:
+    description: End after so many; 0 for all. One starts all that does not run, or else replaces O(rolling.batch).
+    type: int
+    default: 0
 extends_documentation_fragment: [llmops.fleet.rolling]
 attributes:
   check_mode:
@@ -78,6 +82,7 @@ def main() -> None:
         argument_spec={
             "names": {"type": "list", "elements": "str", "required": True},
             "stale": {"type": "list", "elements": "str", "default": []},
+            "waves": {"type": "int", "default": 0},
             **OPTIONS,
         },
         supports_check_mode=True,
@@ -87,7 +92,7 @@ def main() -> None:
             module.params["names"],
             module.params["stale"],
             Policy(**module.params["rolling"]),
-            at_most=module.params["at_most"],
+            waves=module.params["waves"],
             check=module.check_mode,
         )
     except FleetError as error:

@@ -58,7 +58,7 @@ def main() -> None:
         ways = ways_back([Generations(name) for name in configured()])
         if not module.check_mode:
             policy = Policy(**module.params["rolling"])
-            steps = [asdict(step) for step in roll_back(ways, policy, module.params["at_most"])]
+            steps = [asdict(step) for step in roll_back(ways, policy)]
     except FleetError as error:
         module.fail_json(msg=str(error))
     module.exit_json(

@@ -24,6 +24,7 @@ options:
   fleet:
     description:
       - Whether this is a part of a roll over several hosts, which remembers what is done here until V(state=closed).
+        A run in check mode has judged the arguments, so they are not judged again.
     type: bool
     default: false
   state:
@@ -31,6 +32,10 @@ options:
     type: str
     choices: [restarted, closed]
     default: restarted
+  waves:
+    description: End after so many; 0 for all. One starts all that does not run, or else restarts O(rolling.batch).
+    type: int
+    default: 0
 extends_documentation_fragment: [llmops.fleet.rolling]
 attributes:
   check_mode:
@@ -49,11 +54,25 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-order:
-  description: Instances in the order of their restart.
+engines:
+  description: Instances that are left, in the order of their restart, and whether each of them serves (C(hot)).
+  type: list
+  elements: dict
+  returned: in check mode, with state=restarted
+  sample: [{name: "0", hot: true, url: "http://b200-node-1:30000"}]
+waves:
+  description: How many waves that is.
+  type: int
+  returned: in check mode, with state=restarted
+done:
+  description: Instances that an interrupted roll of the same ones has done already.
   type: list
   elements: str
-  returned: with state=restarted
+  returned: in check mode, with state=restarted
+workers:
+  description: The list of each router, by the router's URL.
+  type: dict
+  returned: in check mode, with state=restarted
 steps:
   description: What was done with each instance, and the seconds that each phase of it took.
   type: list
@@ -67,13 +86,12 @@ from dataclasses import asdict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
-from ansible_collections.llmops.fleet.plugins.module_utils.instance import Instance
 from ansible_collections.llmops.fleet.plugins.module_utils.rolling import (
     OPTIONS,
     Journal,
     Policy,
+    look_ahead,
     names_of,
-    preflight,
     roll,
 )
 
@@ -83,6 +101,7 @@ def main() -> None:
         {
             "gpus": {"type": "list", "elements": "int", "default": []},
             "fleet": {"type": "bool", "default": False},
+            "waves": {"type": "int", "default": 0},
             "state": {"type": "str", "choices": ["restarted", "closed"], "default": "restarted"},
             **OPTIONS,
         },
@@ -92,22 +111,21 @@ def main() -> None:
     try:
         if module.params["state"] == "closed":
             module.exit_json(changed=journal.path.exists() if module.check_mode else journal.close())
-        names = names_of(module.params["gpus"])
-        steps = []
+        names, policy = names_of(module.params["gpus"]), Policy(**module.params["rolling"])
+        fleet, waves = module.params["fleet"], module.params["waves"]
         if module.check_mode:
-            preflight([Instance.read(name) for name in names])
-        else:
-            policy = Policy(**module.params["rolling"])
-            steps = [asdict(step) for step in roll(names, policy, module.params["at_most"], journal)]
-            if not module.params["fleet"] and not module.params["at_most"]:
-                journal.close()
+            plan = look_ahead(names, policy, journal)
+            after = "".join(f"restart sglang@{engine['name']}\n" for engine in plan["engines"])
+            module.exit_json(changed=bool(plan["engines"]), diff={"before": "", "after": after}, **plan)
+        steps = [asdict(step) for step in roll(names, policy, waves, journal, judged=fleet)]
+        if not fleet and not waves:
+            journal.close()
     except FleetError as error:
         module.fail_json(msg=str(error))
     module.exit_json(
-        changed=bool(steps) or module.check_mode,
-        order=names,
+        changed=bool(steps),
         steps=steps,
-        diff={"before": "", "after": "".join(f"restart sglang@{name}\n" for name in names)},
+        diff={"before": "", "after": "".join(f"restart sglang@{step['name']}\n" for step in steps)},
     )
 
 

@@ -79,7 +79,8 @@ class TestHalt:
         monkeypatch.setattr(rolling, "rolling", nullcontext)
         monkeypatch.setattr(rolling, "repair", lambda: None)
         monkeypatch.setattr(rolling, "check_capacity", lambda *_: None)
-        monkeypatch.setattr(rolling, "preflight", lambda _: None)
+        monkeypatch.setattr(rolling, "preflight", lambda _: {})
+        monkeypatch.setattr(rolling, "check_arguments", lambda _: None)
         monkeypatch.setattr(rolling, "_serves_or_must_stop", lambda name: name != "cold")
         monkeypatch.setattr(rolling.systemd, "systemctl", lambda *_, **__: "")
         monkeypatch.setattr(rolling.Instance, "read", lambda name: replace(INSTANCE, name=name))
@@ -101,7 +102,7 @@ class TestHalt:
 
     def test_the_first_failure_ends_it_and_what_follows_keeps_its_files(self, host: dict[str, list[str]]) -> None:
         names = ["0", "bad", "2", "3"]
-        with pytest.raises(Halted):
+        with pytest.raises(Halted, match="Done on this host: 0; left: bad, 2, 3"):
             rolling.roll(names, Policy())
         assert host == {"replaced": ["0", "bad"], "restored": host["restored"], "rescued": ["bad"]}
         assert sorted(host["restored"]) == ["2", "3"]
@@ -115,9 +116,19 @@ class TestHalt:
 
     def test_a_second_run_goes_on_with_what_is_left(self, host: dict[str, list[str]]) -> None:
         names = ["0", "1", "2"]
-        rolling.roll(names, Policy(), at_most=1, journal=self.journal)
+        rolling.roll(names, Policy(), waves=1, journal=self.journal)
         rolling.roll(names, Policy(), journal=self.journal)
         assert host["replaced"] == names
+
+    def test_all_failures_of_a_batch_are_told(self, host: dict[str, list[str]]) -> None:
+        with pytest.raises(Halted, match=r"it to start and it to start.*left: bad, bad 2, 3"):
+            rolling.roll(["bad", "bad 2", "3"], Policy(batch=2))
+        assert host["rescued"] == ["bad", "bad 2"]
+
+    def test_a_wave_is_everything_that_does_not_run_or_a_batch(self, host: dict[str, list[str]]) -> None:
+        names = ["0", "1", "2", "cold"]
+        waves = [rolling.roll(names, Policy(batch=2), waves=1, journal=self.journal) for _ in range(4)]
+        assert [[step.name for step in wave] for wave in waves] == [["cold"], ["0", "1"], ["2"], []]
 
     def test_what_does_not_run_is_started_first_and_together(self, host: dict[str, list[str]]) -> None:
         assert [step.name for step in rolling.roll(["0", "1", "cold"], Policy(batch=2))] == ["cold", "0", "1"]
@@ -159,12 +170,31 @@ class TestCapacity:
         with pytest.raises(NotNow):
             self.check(monkeypatch, [(INSTANCE.url, True, "m"), other], Policy())
 
+    def test_each_model_keeps_its_own_workers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        listed = [("http://a:1", True, "a"), ("http://a:2", True, "a"), (INSTANCE.url, True, "b")]
+        with pytest.raises(NotNow, match="found 0"):
+            self.check(monkeypatch, listed, Policy())
+
     def test_downtime_may_be_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.check(monkeypatch, [(INSTANCE.url, True, "m")], Policy(allow_downtime=True))
 
     def test_an_engine_that_serves_nothing_may_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.check(monkeypatch, [(INSTANCE.url, False, "m")], Policy())
         self.check(monkeypatch, [], Policy())
+
+    @pytest.mark.parametrize(
+        ("policy", "enough"), [(Policy(), 1), (Policy(hosts=2), 3), (Policy(hosts=2, batch=2, min_healthy=3), 7)]
+    )
+    def test_hosts_that_are_changed_at_once_leave_enough_together(self, policy: Policy, enough: int) -> None:
+        def check(count: int) -> None:
+            urls = [INSTANCE.url, *(f"http://b:{number}" for number in range(1, count)), "http://sick", "http://other"]
+            listed = [Worker("id", url, url != "http://sick", 0, "m" if "other" not in url else "n") for url in urls]
+            rolling.check_fleet_capacity({"http://r": listed}, {INSTANCE.url}, policy)
+
+        check(enough)
+        if policy.hosts > 1:
+            with pytest.raises(FleetError, match=f"expected {enough} healthy workers .* found {enough - 1}"):
+                check(enough - 1)
 
 
 class TestGpuMemory:
