@@ -42,7 +42,13 @@ def test_a_unit_that_never_becomes_ready_gives_way_to_the_one_before():
     assert (HOST, "0") in changed
     assert (HOST, "1") not in changed
     bundle = fleet.on(HOST, "ls -d /var/lib/sglang/failures/* | tail -1").strip()
-    assert "sglang" in fleet.on(HOST, f"cat {bundle}/journal.txt")
+    seen = {name: fleet.on(HOST, f"cat {bundle}/{name}") for name in fleet.on(HOST, f"ls {bundle}").split()}
+    assert "failed in `start`" in seen["failure.txt"]
+    assert "serve within 3 s" in seen["journal.txt"]
+    assert "MemAvailable" in seen["memory.txt"]
+    assert "sglang@1.service" in seen["units.txt"]
+    assert ":30001" in seen["ports.txt"]
+    assert {"server_info.txt", "metrics.txt", "gpus.txt", "shm.txt", "args", "instance.json"} <= set(seen)
     # The next deployment finds everything as it should be and, with the old values, changes no engine.
     now = fleet.main_pids()
     assert fleet.playbook("deploy.yml").returncode == 0
@@ -92,11 +98,11 @@ def test_an_engine_that_dies_in_its_warm_up_is_started_again_and_halts_all_hosts
     assert fleet.main_pids() == after
 
 
-def interrupted(disturb):
-    """Start a roll of the first host and disturb it while its first engine loads."""
+def interrupted(disturb, *variables, limit=HOST):
+    """Start a roll and disturb it while the first engine of the first host loads."""
     since = time.time()
     roll = subprocess.Popen(
-        fleet.command("restart.yml", "again=true", limit=HOST),
+        fleet.command("restart.yml", "again=true", *variables, limit=limit),
         cwd=fleet.ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -107,11 +113,11 @@ def interrupted(disturb):
     roll.communicate(timeout=300)
 
 
-def run_again():
+def run_again(limit=HOST):
     """Run the restart until the lost one has let go of the host, as an operator would."""
     deadline = time.monotonic() + 400
     while True:
-        done = fleet.playbook("restart.yml", limit=HOST)
+        done = fleet.playbook("restart.yml", limit=limit)
         if done.returncode == 0 or "no other rolling restart" not in " ".join(done.stdout.split()):
             assert done.returncode == 0, done.stdout
             return
@@ -140,7 +146,31 @@ def test_a_session_that_ends_is_gone_on_with(disturb):
     assert {engine for engine in before if after[engine] != before[engine]} == {(HOST, "0"), (HOST, "1")}
 
 
+def test_a_router_that_goes_down_in_the_middle_ends_it_with_the_engine_serving():
+    since, before = time.time(), fleet.main_pids()
+
+    def stop_router():
+        fleet.wait_for_phase(HOST, "start", since)
+        fleet.on(fleet.ROUTERS[1], "systemctl stop sglang-router")
+
+    thread = threading.Thread(target=stop_router)
+    thread.start()
+    done = fleet.playbook("restart.yml", "again=true", limit=HOST)
+    thread.join()
+    serves = fleet.healthy(fleet.ROUTERS[0])
+    fleet.on(fleet.ROUTERS[1], "systemctl start sglang-router")
+    words = " ".join(done.stdout.split())
+    assert done.returncode != 0
+    assert "to pass `enter`" in words
+    assert "router http://roll-router-2:8000 to answer" in words
+    assert "it runs as wanted" in words
+    assert len(serves) == 4
+    after = fleet.main_pids()
+    assert {engine for engine in before if after[engine] != before[engine]} == {(HOST, "0")}
+
+
 def test_a_reboot_in_the_middle_is_gone_on_with():
+    before = fleet.main_pids()
     names = subprocess.run(["podman", "ps", "--format={{.Names}}"], capture_output=True, text=True).stdout.split()
     container = next(name for name in names if name.endswith(HOST))
 
@@ -150,11 +180,14 @@ def test_a_reboot_in_the_middle_is_gone_on_with():
             ["ansible-playbook", "-i", fleet.INVENTORY, "tests/hosts/create.yml"], cwd=fleet.ROOT, check=True
         )
 
-    interrupted(reboot)
+    interrupted(reboot, "rolling_serial=100%", limit="all")
     for router in fleet.ROUTERS:
         fleet.complete(router)
     fleet.all_serve(240)
     booted = fleet.main_pids()
-    run_again()
+    other = fleet.HOSTS[1]
+    assert booted[other, "0"] != before[other, "0"]
+    assert booted[other, "1"] == before[other, "1"], "a host that is lost ends the roll on all"
+    run_again(limit="all")
     after = fleet.main_pids()
-    assert {engine for engine in booted if after[engine] != booted[engine]} == {(HOST, "0"), (HOST, "1")}
+    assert {engine for engine in booted if after[engine] != booted[engine]} == {*fleet.ENGINES} - {(other, "0")}

@@ -26,8 +26,18 @@ ENDPOINTS = ("server_info", "metrics")
 TIMEOUT_S = 20.0
 
 
-def collect(instance: Instance, phase: str, failure: FleetError, state_dir: Path = STATE_DIR) -> Path:
-    """Write the bundle and return its directory. What cannot be had is named in the file that lacks it."""
+def collect(instance: Instance, phase: str, failure: FleetError, state_dir: Path = STATE_DIR) -> str:
+    """Write the bundle and return its directory. What cannot be had is named in the file that lacks it.
+
+    A disk that takes no bundle is no reason to leave the engine down: then the reason is returned.
+    """
+    try:
+        return str(_write(instance, phase, failure, state_dir))
+    except OSError as error:
+        return f"no directory: {error}"
+
+
+def _write(instance: Instance, phase: str, failure: FleetError, state_dir: Path) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     directory = state_dir / "failures" / f"{stamp}-{instance.name}"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -30,6 +30,7 @@ def rolling(runtime_dir: Path = RUNTIME_DIR) -> Iterator[None]:
     """Be the one rolling restart of this host. Raises FleetError where there is one already."""
     runtime_dir.mkdir(exist_ok=True)
     with (runtime_dir / ROLL_LOCK).open("w") as lock:
+        _let_helpers_read(runtime_dir / ROLL_LOCK)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -39,6 +40,11 @@ def rolling(runtime_dir: Path = RUNTIME_DIR) -> Iterator[None]:
                 "wait for it (journalctl -t sglang-roll -f), then run again",
             ) from error
         yield
+
+
+def _let_helpers_read(path: Path) -> None:
+    """The engines' helpers are another user than the roll, whatever root's umask is."""
+    path.chmod(0o644)
 
 
 def _roll_lives(runtime_dir: Path) -> bool:
@@ -85,6 +91,7 @@ def leave(instance: Instance, who: str = "", runtime_dir: Path = RUNTIME_DIR) ->
         mark = runtime_dir / instance.name / OUT
         mark.parent.mkdir(exist_ok=True)
         mark.with_suffix(".new").write_text(who, encoding="utf-8")
+        _let_helpers_read(mark.with_suffix(".new"))
         mark.with_suffix(".new").replace(mark)
     return on_every(routers_of(instance), lambda router: router.remove(instance.url))
 

@@ -377,29 +377,35 @@ def rescue(step: Step, failure: FleetError, generations: Generations) -> Halted:
     instance = Instance.read(step.name)
     say(f"{instance.unit}: {step.phase} failed: {failure}")
     bundle = collect(instance, step.phase, failure)
-    runs_on = step.hot and step.phase in ("leave", "drain", "measure")
     try:
-        if step.phase == "enter":
-            generations.keep()
-            outcome = "it runs as wanted, and enters every router with its next liveness check"
-        else:
-            if not runs_on:
-                systemd.systemctl("stop", instance.unit, check=False)
-            restored = generations.restore()
-            systemd.systemctl("daemon-reload")
-            instance = Instance.read(step.name)
-            if runs_on:
-                outcome = "it runs on, as before"
-            else:
-                systemd.start([instance.unit], 2 * instance.start_timeout_s)
-                outcome = "its last good configuration was put back and serves" if restored else "it was started again"
-            enter(instance, anew=False)
-    except FleetError as second:
+        outcome = _bring_back(step, generations)
+        try:
+            enter(Instance.read(step.name), anew=False)
+        except FleetError as error:
+            outcome += f"; its liveness check goes on registering it, for now {error}"
+    except (FleetError, OSError) as second:
         outcome = f"it could NOT be brought back: {second}"
     say(f"{instance.unit}: {outcome}")
     return Halted(
         f"{instance.unit} to pass `{step.phase}`", failure.found, f"{failure.change} ({outcome}; details in {bundle})"
     )
+
+
+def _bring_back(step: Step, generations: Generations) -> str:
+    """Have the engine run as it did last; returns what that is. Raises FleetError where it does not start."""
+    if step.phase == "enter":
+        generations.keep()
+        return "it runs as wanted"
+    runs_on = step.hot and step.phase in ("leave", "drain", "measure")
+    unit = f"sglang@{step.name}.service"
+    if not runs_on:
+        systemd.systemctl("stop", unit, check=False)
+    restored = generations.restore()
+    systemd.systemctl("daemon-reload")
+    if runs_on:
+        return "it runs on, as before"
+    systemd.start([unit], 2 * Instance.read(step.name).start_timeout_s)
+    return "its last good configuration was put back and serves" if restored else "it was started again"
 
 
 def roll(
@@ -495,6 +501,9 @@ def _replace_batch(batch: Sequence[Step], policy: Policy) -> list[Halted]:
             replace_engine(step, policy, generations)
         except FleetError as failure:
             return rescue(step, failure, generations)
+        except Exception as error:  # whatever it is, the engine must serve again
+            unforeseen = FleetError("no surprise", f"{type(error).__name__}: {error}", "report it with the bundle")
+            return rescue(step, unforeseen, generations)
         return None
 
     with ThreadPoolExecutor(len(batch)) as pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,8 @@ class TestHalt:
 
         def replace_engine(step: Step, *_: object) -> None:
             calls["replaced"].append(step.name)
+            if step.name == "surprise":
+                raise OSError("no space left")
             if step.name.startswith("bad"):
                 raise FleetError("it to start", "nothing", "look")
             step.phase = "done"
@@ -124,6 +127,11 @@ class TestHalt:
         with pytest.raises(Halted, match=r"it to start and it to start.*left: bad, bad 2, 3"):
             rolling.roll(["bad", "bad 2", "3"], Policy(batch=2))
         assert host["rescued"] == ["bad", "bad 2"]
+
+    def test_a_surprise_is_rescued_like_a_refusal(self, host: dict[str, list[str]]) -> None:
+        with pytest.raises(Halted, match="OSError: no space left"):
+            rolling.roll(["surprise", "1"], Policy())
+        assert host["rescued"] == ["surprise"]
 
     def test_a_wave_is_everything_that_does_not_run_or_a_batch(self, host: dict[str, list[str]]) -> None:
         names = ["0", "1", "2", "cold"]
@@ -295,6 +303,15 @@ class TestGenerations:
 
 
 class TestMarks:
+    def test_helpers_read_them_whatever_the_umask(self, tmp_path: Path) -> None:
+        before = os.umask(0o077)
+        try:
+            with registration.rolling(tmp_path):
+                registration.leave(INSTANCE, registration.ROLL, tmp_path)
+        finally:
+            os.umask(before)
+        assert [(tmp_path / path).stat().st_mode & 0o444 for path in ("roll.lock", "0/out")] == [0o444] * 2
+
     def test_a_roll_keeps_others_off_while_it_lives(self, tmp_path: Path) -> None:
         with registration.rolling(tmp_path):
             registration.leave(INSTANCE, registration.ROLL, tmp_path)

@@ -114,8 +114,12 @@ def test_the_last_worker_is_not_taken_out(pids):
     assert fleet.main_pids() == pids
 
 
-def test_a_router_restart_loses_nothing_where_two_exist(pids):
+def test_a_deployment_that_restarts_both_routers_loses_nothing(pids):
+    since = [fleet.on(router, "systemctl show --property=MainPID sglang-router") for router in fleet.ROUTERS]
     bench.start_load(requests=40, rate=4)
-    fleet.on(fleet.ROUTERS[1], "systemctl restart sglang-router")
+    done = fleet.playbook("deploy.yml", "sglang_router_stop_timeout_seconds=290", limit="sglang_routers")
     said, requests = bench.stop_load()
+    assert done.returncode == 0, done.stdout
+    now = [fleet.on(router, "systemctl show --property=MainPID sglang-router") for router in fleet.ROUTERS]
+    assert all(pid != before for pid, before in zip(now, since, strict=True))
     assert [request for request in requests if request["outcome"] != "ok"] == [], said
