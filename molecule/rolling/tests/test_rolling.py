@@ -14,6 +14,9 @@ import fleet
 
 ARGS = "/etc/sglang/instances/0/args"
 RECORD = "/etc/sglang/instances/0/instance.json"
+READY = "/dev/shm/sglang/tiny-qwen3/READY"
+REJECTED = f"sed -i '$a --no-such-flag' {ARGS}"
+SHORT = f'sed -i \'s/"host_ram_bytes": [0-9]*/"host_ram_bytes": 999999999999/\' {RECORD}'
 
 
 @pytest.fixture
@@ -35,24 +38,21 @@ def test_no_request_is_lost_while_a_gpu_of_each_host_is_restarted(pids):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (f"sed -i '$a --no-such-flag' {ARGS}", "--no-such-flag"),
-        (f'sed -i \'s/"host_ram_bytes": [0-9]*/"host_ram_bytes": 999999999999/\' {RECORD}', "GiB of RAM"),
-        ("mv /dev/shm/sglang/tiny-qwen3/READY /root/", "READY"),
-    ],
-    ids=["flag rejected", "RAM short", "weights gone"],
+    ("spoils", "said"),
+    [((REJECTED, "true"), ["--no-such-flag"]), ((SHORT, f"mv {READY} /root/"), ["GiB of RAM", "READY"])],
+    ids=["flag rejected", "RAM short, weights gone"],
 )
-def test_what_cannot_start_is_not_stopped(pids, spoil, said):
-    host = fleet.HOSTS[0]
-    fleet.on(host, f"cp {ARGS} {RECORD} /root/; {spoil}")
+def test_what_cannot_start_is_not_stopped(pids, spoils, said):
+    for host, spoil in zip(fleet.HOSTS, spoils, strict=True):
+        fleet.on(host, f"cp {ARGS} {RECORD} /root/; {spoil}")
     try:
         done = fleet.playbook("restart.yml", "gpus=0")
     finally:
-        fleet.on(host, f"cp /root/args {ARGS}; cp /root/instance.json {RECORD}")
-        fleet.on(host, "test ! -e /root/READY || mv /root/READY /dev/shm/sglang/tiny-qwen3/")
+        for host in fleet.HOSTS:
+            fleet.on(host, f"cp /root/args {ARGS}; cp /root/instance.json {RECORD}")
+            fleet.on(host, f"test ! -e /root/READY || mv /root/READY {READY}")
     assert done.returncode != 0
-    assert said in done.stdout
+    assert all(words in done.stdout for words in said), done.stdout
     assert fleet.main_pids() == pids
 
 
