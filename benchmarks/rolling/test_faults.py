@@ -32,9 +32,19 @@ def test_a_unit_that_never_becomes_ready_gives_way_to_the_one_before():
     before, served_with = fleet.main_pids(), files()
     environment = {"SGLANG_USE_CPU_ENGINE": "0", "SGLANG_PLATFORM": "fleet_cpu", "NEW": "1"}
     variables = {"sglang_instances_start_timeout_seconds": 3, "sglang_instances_environment": environment}
+    since, meanwhile = time.time(), []
+
+    def look_while_it_starts():
+        fleet.wait_for_phase(HOST, "start", since, 300)
+        meanwhile.append(fleet.on(HOST, "sha256sum /etc/sglang/instances/1/*"))
+
+    thread = threading.Thread(target=look_while_it_starts)
+    thread.start()
     done = fleet.playbook("deploy.yml", json.dumps(variables))
+    thread.join()
     words = " ".join(done.stdout.split())
     assert done.returncode != 0
+    assert meanwhile[0] in served_with, "a crash would start what served last"
     assert "to pass `start`" in words
     assert "its last good configuration was put back and serves" in words
     assert files() == served_with

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from .generations import Generations
 from .host_files import HOST_ROOT, Change, File, compare, write
 from .instance import ARGUMENTS, CONFIG_DIR, ENVIRONMENT, RECORD, Instance, configured, launch_sha256, running
 from .processes import listeners
+from .registration import rolling
 from .rolling import Policy, roll
 from .topology import Placement
 from .unit_files import PROBE_TIMER, PROBE_UNIT, SLICE_UNIT, SYSTEMD_DIR
@@ -52,7 +54,8 @@ def apply(files: Sequence[File], placements: Sequence[Placement], *, root: Path,
     """Write the files below `root` unless only checking; on the host's own root, verify the units first.
 
     Whether an instance is stale is judged by what its running process was started with, so a run that ended between
-    writing and restarting is made up for. Raises FleetError for units that systemd would not accept.
+    writing and restarting is made up for. Raises FleetError for units that systemd would not accept, and during a
+    roll.
     """
     changes = compare(files, root)
     own = root == HOST_ROOT
@@ -60,7 +63,8 @@ def apply(files: Sequence[File], placements: Sequence[Placement], *, root: Path,
     if not check:
         if own and changes:
             _verify(texts, placements)
-        write((file for file in files if file.path in {change.path for change in changes}), root)
+        with rolling() if own and changes else nullcontext():
+            write((file for file in files if file.path in {change.path for change in changes}), root)
         if own:
             systemd.reload_where_needed([placement.unit for placement in placements])
     return Rendered(

@@ -2,6 +2,7 @@
 
     /var/lib/sglang/good/NAME/       the configuration that served last, with its unit
     /var/lib/sglang/previous/NAME/   the one before that, for a rollback
+    /var/lib/sglang/next/NAME/       the one that waits for its turn while a roll is at other engines
 
 A generation holds the instance's directory (`config/`), its drop-ins (`drop-in/`) and the template (`unit`). A template
 that has changed since is restored for this instance alone, as `sglang@NAME.service`: systemd prefers that file to the
@@ -19,7 +20,7 @@ from .instance import ARGUMENTS, CONFIG_DIR, ENVIRONMENT, RECORD, Instance, laun
 
 STATE_DIR = Path("/var/lib/sglang")
 SYSTEMD_DIR = Path("/etc/systemd/system")
-GOOD, PREVIOUS = "good", "previous"
+GOOD, PREVIOUS, NEXT = "good", "previous", "next"
 TEMPLATE = "sglang@.service"
 
 
@@ -84,11 +85,7 @@ class Generations:
             return False
         good, previous = self.kept(GOOD), self.kept(PREVIOUS)
         new = good.with_name(f".{self.name}.new")
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True, mode=0o700)
-        for part, path in self._parts().items():
-            if path.exists():
-                _copy(path, new / part)
+        self._copy_to(new)
         if good.exists() and _launch(good / "config") != _launch(new / "config"):
             shutil.rmtree(previous, ignore_errors=True)
             previous.parent.mkdir(parents=True, exist_ok=True)
@@ -96,6 +93,28 @@ class Generations:
         shutil.rmtree(good, ignore_errors=True)
         new.replace(good)
         return True
+
+    def set_aside(self) -> None:
+        """Have what served last in place until `take_up`: a crash or a reboot must not start what has had no turn."""
+        if self.exists():
+            self._copy_to(self.kept(NEXT))
+            self.restore()
+
+    def take_up(self) -> None:
+        """Put in place what was set aside, if anything was. systemd must reload after it."""
+        self.restore(NEXT)
+        self.forget_next()
+
+    def forget_next(self) -> None:
+        """Drop what an interrupted roll had set aside."""
+        shutil.rmtree(self.kept(NEXT), ignore_errors=True)
+
+    def _copy_to(self, target: Path) -> None:
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True, mode=0o700)
+        for part, path in self._parts().items():
+            if path.exists():
+                _copy(path, target / part)
 
     def restore(self, generation: str = GOOD) -> bool:
         """Put the generation's files in place; returns whether they were other ones. systemd must reload after it."""

@@ -29,6 +29,7 @@ ROLL_LOCK = "roll.lock"
 def rolling(runtime_dir: Path = RUNTIME_DIR) -> Iterator[None]:
     """Be the one rolling restart of this host. Raises FleetError where there is one already."""
     runtime_dir.mkdir(exist_ok=True)
+    runtime_dir.chmod(0o755)
     with (runtime_dir / ROLL_LOCK).open("w") as lock:
         _let_helpers_read(runtime_dir / ROLL_LOCK)
         try:

@@ -12,7 +12,8 @@ from .errors import FleetError
 from .generations import GOOD, PREVIOUS, Generations
 from .instance import ARGUMENTS, Instance, arguments, configured
 from .manifest import require_ready
-from .rolling import Halted, Policy, Step, roll
+from .registration import rolling
+from .rolling import Policy, Step, roll
 
 OWN_FLAGS = ("--port=", "--nccl-port=", "--numa-node=")
 
@@ -58,18 +59,11 @@ def roll_back(ways: Sequence[Return], policy: Policy) -> tuple[Step, ...]:
 
     Raises Halted for a failure and FleetError for a refusal, after which all serve as before.
     """
-    for way in ways:
-        way.generations.restore(PREVIOUS)
-    systemd.systemctl("daemon-reload")
-    try:
-        steps = roll([way.now.name for way in ways], policy)
-    except Halted:
-        raise
-    except FleetError:
+    with rolling():
         for way in ways:
-            way.generations.restore(GOOD)
-        systemd.systemctl("daemon-reload")
-        raise
+            way.generations.restore(PREVIOUS)
+    systemd.systemctl("daemon-reload")
+    steps = roll([way.now.name for way in ways], policy)
     engines = {Path(Instance.read(name).python).parents[1] for name in configured()}
     if len(engines) == 1:
         engine = engines.pop()

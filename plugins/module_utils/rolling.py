@@ -349,6 +349,8 @@ def replace_engine(step: Step, policy: Policy, generations: Generations) -> None
         phase("stop", lambda: systemd.systemctl("stop", old.unit))
         dirty = systemd.show([old.unit])[old.unit].result != "success"
         phase("release", lambda: wait_released(old, policy))
+    generations.take_up()
+    systemd.systemctl("daemon-reload")
     new = Instance.read(step.name)
     start_timeout_s = 2 * new.start_timeout_s if policy.start_timeout_s is None else policy.start_timeout_s
     phase("start", lambda: systemd.start([new.unit], start_timeout_s))
@@ -417,7 +419,7 @@ def roll(
         names: instances, in the order in which they are replaced.
         waves: end after so many of these starts and replacements; 0 for all.
         journal: remembers what is done across interruptions; None for a deployment, which sees it by what runs. What
-            a deployment had written for the engines is taken back where it is refused.
+            a deployment had written for the engines is set aside until their turn, and taken back where it is refused.
         judged: their arguments have been through SGLang's own parser already, which takes seconds.
 
     Returns what was done. Raises Halted for the first failure, after everything that was not done was put back, and
@@ -435,7 +437,15 @@ def roll(
             check_fleet_capacity(preflight(instances), {instance.url for instance in instances}, policy)
             if not judged:
                 check_arguments(instances)
-            for batch in batches(steps_of(todo), policy.batch)[: waves or None]:
+            planned = steps_of(todo)
+            for step in planned:
+                generations = Generations(step.name)
+                if journal is None and step.hot:
+                    generations.set_aside()
+                else:
+                    generations.forget_next()
+            systemd.systemctl("daemon-reload")
+            for batch in batches(planned, policy.batch)[: waves or None]:
                 failures = _replace_batch(batch, policy)
                 steps += batch
                 done += [step.name for step in batch if step.phase == "done"]

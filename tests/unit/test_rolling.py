@@ -86,6 +86,7 @@ class TestHalt:
         monkeypatch.setattr(rolling.systemd, "systemctl", lambda *_, **__: "")
         monkeypatch.setattr(rolling.Instance, "read", lambda name: replace(INSTANCE, name=name))
         monkeypatch.setattr(rolling.Generations, "restore", lambda self: calls["restored"].append(self.name))
+        monkeypatch.setattr(rolling.Generations, "forget_next", lambda self: None)
 
         def replace_engine(step: Step, *_: object) -> None:
             calls["replaced"].append(step.name)
@@ -286,6 +287,22 @@ class TestGenerations:
         host.restore()
         host.use_template()
         assert not host.override.exists()
+
+    def test_what_has_had_no_turn_is_set_aside_and_taken_up(self, host: Generations) -> None:
+        host.set_aside()
+        host.take_up()
+        assert host.keep()
+        configure(host.config_dir, INSTANCE, "--new\n")
+        (host.systemd_dir / "sglang@.service").write_text("template 2")
+        host.set_aside()
+        assert host.is_current()
+        assert host.override.read_text() == "template 1"
+        host.take_up()
+        assert (host.config_dir / "0/args").read_text() == "--new\n"
+        assert not host.override.exists()
+        host.restore()
+        host.take_up()
+        assert host.is_current(), "what was taken up once is not taken up again"
 
     def test_the_one_before_is_kept_for_a_rollback(self, host: Generations) -> None:
         host.keep()
