@@ -12,7 +12,8 @@ from pathlib import Path
 from .errors import FleetError
 
 POLL_S = 1.0
-JOURNAL_LINES = 40
+JOURNAL_LINES = 100
+LAST_WORDS = 15
 _PROPERTIES = ("Id", "ActiveState", "SubState", "Result", "MainPID", "UnitFileState", "NeedDaemonReload")
 
 
@@ -91,6 +92,12 @@ def journal(unit: str, lines: int = JOURNAL_LINES) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
+def last_words(unit: str) -> str:
+    """The end of the unit's journal without the requests that it answered."""
+    lines = [line for line in journal(unit).splitlines() if ' HTTP/1.1" ' not in line]
+    return "\n".join(lines[-LAST_WORDS:]) + "\n"
+
+
 def start(units: Sequence[str], timeout_s: float) -> None:
     """Start units at the same time and wait until each is active.
 
@@ -112,7 +119,7 @@ def start(units: Sequence[str], timeout_s: float) -> None:
             raise FleetError(
                 f"{', '.join(state.unit for state in bad)} to start",
                 "; ".join(f"{state.unit} is {state.active} ({state.sub}, {state.result})" for state in bad)
-                + "".join(f"\n--- journal of {state.unit}\n{journal(state.unit)}" for state in bad),
+                + "".join(f"\n--- journal of {state.unit}\n{last_words(state.unit)}" for state in bad),
                 "correct the cause and deploy again",
             )
         time.sleep(POLL_S)
