@@ -1,4 +1,4 @@
-"""SGLang in versioned directories: `<root>/<name>` is a virtual environment that is whole or not there.
+"""SGLang, or its router, in versioned directories: `<root>/<name>` is a virtual environment that is whole or not there.
 
 `COMPLETE`, written last, records what the directory was made from; a directory without it is a failed installation and
 is replaced. Nothing that a process runs from, or that a configuration refers to, is ever changed or removed.
@@ -27,8 +27,9 @@ COMPLETE = "COMPLETE"
 CURRENT = "current"
 ON_DISK_PER_UNPACKED = 1.25
 """Disk used by an installation, compiled bytecode included, over the wheels' unpacked bytes (1.22 measured)."""
-INDEX_INSTALL_BYTES = 9_950_000_000
-"""Disk used by SGLang 0.5.23 for CUDA, measured; needed where no wheelhouse says the exact size."""
+ENGINE, ROUTER = "sglang", "sglang-router"
+INDEX_INSTALL_BYTES = {ENGINE: 9_950_000_000, ROUTER: 165_000_000}
+"""Disk used by SGLang 0.5.23 for CUDA and by its router, measured; needed where no wheelhouse says the exact size."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Source:
             raise FleetError(
                 "a wheelhouse, or a lock file with hashes for this version",
                 "neither",
-                "set sglang_engine_wheelhouse, or write sglang_engine_lock with playbooks/lock.yml",
+                "name a wheelhouse, or write the lock file with playbooks/lock.yml",
             )
         return self.lock
 
@@ -58,10 +59,10 @@ class Source:
         """Names of the locked packages."""
         return {line.split("==")[0] for line in self.lock_text().splitlines() if "==" in line and line[0].isalpha()}
 
-    def install_bytes(self) -> int:
+    def install_bytes(self, package: str) -> int:
         """Disk that the installation takes."""
         if self.wheelhouse is None:
-            return INDEX_INSTALL_BYTES
+            return INDEX_INSTALL_BYTES[package]
         return int(Wheelhouse.open(self.wheelhouse).unpacked_bytes() * ON_DISK_PER_UNPACKED)
 
     def pip_arguments(self) -> list[str]:
@@ -80,10 +81,11 @@ class Installation:
 
 @dataclass(frozen=True)
 class Engines:
-    """The installations below one root directory; JSON files below `references` name installations in use."""
+    """The installations of a package below one root directory; JSON files below `references` name those in use."""
 
     root: Path
     references: tuple[Path, ...] = ()
+    package: str = ENGINE
 
     def installed(self) -> dict[str, Installation]:
         """Every whole installation by its directory's name; one whose mark cannot be read is none."""
@@ -134,9 +136,10 @@ class Engines:
             raise FleetError(
                 f"{self.root / name} to hold the wanted packages",
                 f"others ({found}), in use by {user}",
-                "give the new ones a directory of their own: set sglang_engine_build",
+                "give the new ones a directory of their own: set sglang_engine_build or sglang_router_build",
             )
-        require(version, accelerator, host, source.packages())
+        if self.package == ENGINE:
+            require(version, accelerator, host, source.packages())
         self._check_fit(version, source, minor)
         if not check:
             self._install(self.root / name, wanted, source, python)
@@ -168,21 +171,21 @@ class Engines:
     def _check_fit(self, version: Release, source: Source, python: str) -> None:
         if source.wheelhouse is not None:
             house = Wheelhouse.open(source.wheelhouse)
-            held = house.version_of("sglang")
+            held = house.version_of(self.package)
             if held != str(version):
                 raise FleetError(
-                    f"SGLang {version} in {source.wheelhouse}",
-                    f"SGLang {held}" if held else "no SGLang",
-                    "correct sglang_engine_version or sglang_engine_wheelhouse",
+                    f"{self.package} {version} in {source.wheelhouse}",
+                    f"{self.package} {held}" if held else f"no {self.package}",
+                    "correct the version or the wheelhouse",
                 )
             _check_tags(house, python)
         existing = next(parent for parent in (self.root, *self.root.parents) if parent.exists())
-        free_bytes, need_bytes = shutil.disk_usage(existing).free, source.install_bytes()
+        free_bytes, need_bytes = shutil.disk_usage(existing).free, source.install_bytes(self.package)
         if free_bytes < need_bytes:
             raise FleetError(
-                f"{gb(need_bytes)} GB free below {existing} for SGLang {version}",
+                f"{gb(need_bytes)} GB free below {existing} for {self.package} {version}",
                 f"{gb(free_bytes)} GB",
-                "free space there, or set sglang_engine_root to a larger file system",
+                "free space there, or install on a larger file system",
             )
 
     def _install(self, directory: Path, wanted: Installation, source: Source, python: str) -> None:
@@ -216,12 +219,11 @@ class Engines:
             lock.unlink(missing_ok=True)
             shutil.rmtree(cache, ignore_errors=True)
 
-    @staticmethod
-    def _check_installed(directory: Path, version: str) -> None:
-        question = "import importlib.metadata as m; print(m.version('sglang'))"
-        found = _run([str(directory / "bin/python"), "-c", question], "the installed SGLang to say its version").strip()
+    def _check_installed(self, directory: Path, version: str) -> None:
+        question = f"import importlib.metadata as m; print(m.version('{self.package}'))"
+        found = _run([str(directory / "bin/python"), "-c", question], f"{self.package} say its version").strip()
         if found != version:
-            raise FleetError(f"SGLang {version} installed", f"SGLang {found}", "correct the lock file")
+            raise FleetError(f"{self.package} {version} installed", found, "correct the lock file")
 
 
 def _digest(source: Source) -> str:

@@ -1,11 +1,11 @@
 #!/usr/bin/python
-"""Install SGLang into a versioned directory that is whole or not there."""
+"""Install SGLang or its router into a versioned directory that is whole or not there."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: engine_install
-short_description: Install SGLang into a versioned directory, and prune old ones
+short_description: Install SGLang or its router into a versioned directory, and prune old ones
 description:
   - Makes a virtual environment C(<root>/<version>[-<build>]) from a wheelhouse on the host or from a lock file and the
     host's package index, every package checked by hash.
@@ -25,8 +25,13 @@ options:
     description: Directory of all installations.
     type: path
     default: /opt/sglang
+  package:
+    description: What is installed.
+    type: str
+    choices: [sglang, sglang-router]
+    default: sglang
   version:
-    description: Exact SGLang release.
+    description: Its exact release.
     type: str
     required: true
   build:
@@ -91,7 +96,7 @@ removed:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llmops.fleet.plugins.module_utils.engine_install import Engines, Source
+from ansible_collections.llmops.fleet.plugins.module_utils.engine_install import ENGINE, ROUTER, Engines, Source
 from ansible_collections.llmops.fleet.plugins.module_utils.errors import FleetError
 from ansible_collections.llmops.fleet.plugins.module_utils.releases import Release
 
@@ -104,6 +109,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "root": {"type": "path", "default": "/opt/sglang"},
+            "package": {"type": "str", "choices": [ENGINE, ROUTER], "default": ENGINE},
             "version": {"type": "str", "required": True},
             "build": {"type": "str", "default": ""},
             "wheelhouse": {"type": "path"},
@@ -118,7 +124,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
-    engines = Engines(Path(given["root"]), tuple(Path(each) for each in given["references"]))
+    engines = Engines(Path(given["root"]), tuple(Path(each) for each in given["references"]), given["package"])
     source = Source(
         Path(given["wheelhouse"]) if given["wheelhouse"] else None, given["lock"], tuple(given["extra_packages"])
     )

@@ -19,10 +19,10 @@ from .wheels import make_wheel
 V23, V20 = Release.parse("0.5.23"), Release.parse("0.5.20")
 
 
-def house(directory: Path, version: str, tag: str = "py3-none-any") -> Source:
+def house(directory: Path, version: str, tag: str = "py3-none-any", package: str = "sglang") -> Source:
     directory.mkdir()
-    wheel = make_wheel(directory, "sglang", version, tag)
-    (directory / LOCK).write_text(f"sglang=={version} --hash=sha256:{sha256(wheel)}\n")
+    wheel = make_wheel(directory, package.replace("-", "_"), version, tag)
+    (directory / LOCK).write_text(f"{package}=={version} --hash=sha256:{sha256(wheel)}\n")
     return Source(wheelhouse=directory)
 
 
@@ -48,6 +48,15 @@ def test_installs_once(tmp_path: Path, engines: Engines, installer: str) -> None
     assert sorted(each.name for each in engines.root.iterdir()) == ["0.5.23"]
 
 
+def test_the_router_is_held_to_its_own_version_and_to_no_needs_of_sglang(tmp_path: Path, engines: Engines) -> None:
+    routers = Engines(tmp_path / "router", package="sglang-router")
+    source, release = house(tmp_path / "w", "0.3.2", package="sglang-router"), Release.parse("0.3.2")
+    assert routers.ensure("0.3.2", release, source, sys.executable, accelerator="cuda")
+    assert list(routers.installed()) == ["0.3.2"]
+    with pytest.raises(FleetError, match="found no sglang;"):
+        engines.ensure("0.3.2", release, source, sys.executable)
+
+
 @pytest.fixture
 def with_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
@@ -56,7 +65,7 @@ def with_uv(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_installs_by_a_lock_file(
     tmp_path: Path, engines: Engines, installer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_install, "INDEX_INSTALL_BYTES", 0)
+    monkeypatch.setitem(engine_install.INDEX_INSTALL_BYTES, "sglang", 0)
     house(tmp_path / "w", "0.5.23")
     index = f"--no-index\n--find-links {tmp_path / 'w'}\n"
     lock = index + (tmp_path / "w" / LOCK).read_text()
@@ -132,7 +141,7 @@ def test_prunes_the_oldest_that_nobody_needs(tmp_path: Path, engines: Engines) -
 @pytest.mark.parametrize(
     ("version", "tag", "wanted", "words"),
     [
-        ("0.5.20", "py3-none-any", V23, "SGLang 0.5.23 in .*; found SGLang 0.5.20"),
+        ("0.5.20", "py3-none-any", V23, "sglang 0.5.23 in .*; found sglang 0.5.20"),
         ("0.5.23", "cp39-cp39-linux_x86_64", V23, "a wheelhouse for Python 3"),
     ],
 )
@@ -152,7 +161,7 @@ def test_refuses_too_small_a_disk(tmp_path: Path, engines: Engines, monkeypatch:
 
 
 def test_refuses_a_missing_source_and_python(tmp_path: Path, engines: Engines) -> None:
-    with pytest.raises(FleetError, match="sglang_engine_lock"):
+    with pytest.raises(FleetError, match="playbooks/lock"):
         engines.ensure("0.5.23", V23, Source(), sys.executable)
     with pytest.raises(FleetError, match="whole wheelhouse"):
         engines.ensure("0.5.23", V23, Source(wheelhouse=tmp_path), sys.executable)
