@@ -1,24 +1,38 @@
-"""The README's demo as a user sees it: real SGLang on two units behind the real router, on a host made for it."""
+"""One host from bare to rebooted, by the README's own commands: refusals, check mode, the demo, changes, a reboot.
+
+Real SGLang on two units behind the real router. The tests build on each other, in this order.
+"""
 
 import contextlib
 import json
+import os
 import re
+import shlex
 import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import testinfra
 
 ROOT = Path(__file__).parents[2]
-DEPLOY = "ansible-playbook -i inventory/demo deploy.yml -l b200"
+DEPLOY = "ansible-playbook deploy.yml -l b200"
+CHECK = f"{DEPLOY} --check --diff"
+ROLLBACK = "ansible-playbook rollback.yml -l b200"
 UNITS = ("sglang@0.service", "sglang@1.service")
 ROUTER = "http://127.0.0.1:8000"
 
 
-def run(command):
-    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+def attempt(command, inventory="inventory/demo"):
+    environment = {**os.environ, "ANSIBLE_INVENTORY": inventory}
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True)
     print(command, result.stdout, result.stderr, sep="\n")
+    return result
+
+
+def run(command, inventory="inventory/demo"):
+    result = attempt(command, inventory)
     assert result.returncode == 0, command
     return result.stdout
 
@@ -35,14 +49,15 @@ def eventually(probe, seconds):
 
 
 @pytest.fixture(scope="module")
-def first_check(bare_host):
-    report = run(f"{DEPLOY} --check --diff")
-    left = bare_host.run("ls -d /opt/sglang /opt/sglang-router /etc/sglang /etc/systemd/system/sglang* /dev/shm/*")
-    return report, left.stdout
+def bare_host():
+    run("ansible-playbook tests/hosts/destroy.yml")
+    run("ansible-playbook tests/hosts/create.yml")
+    yield testinfra.get_host("ssh://demo-host", ssh_config=str(ROOT / ".cache/test-hosts/ssh_config"))
+    run("ansible-playbook tests/hosts/destroy.yml")
 
 
 @pytest.fixture(scope="module")
-def demo(first_check):
+def demo(bare_host):
     return run("make demo")
 
 
@@ -74,10 +89,57 @@ def completes(host):
     return answer.rc == 0 and json.loads(answer.stdout)["usage"]["completion_tokens"] == 4
 
 
-def test_check_mode_on_a_bare_host_tells_and_writes_nothing(first_check):
-    report, left = first_check
-    assert re.search(r"demo-host .* changed=[1-9]\d* .* failed=0", report)
-    assert left == ""
+@pytest.mark.skipif(Path("/run/systemd/system").exists(), reason="this machine runs systemd")
+def test_a_host_without_systemd_is_refused(tmp_path):
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text("sglang: {hosts: {here: {ansible_connection: local, sglang_weights_source: /nowhere}}}\n")
+    refused = attempt("ansible-playbook deploy.yml", str(inventory))
+    assert refused.returncode != 0
+    assert "expected systemd as process 1 of here" in " ".join(refused.stdout.split())
+
+
+def written(host):
+    """What a deployment would leave on a host."""
+    return host.run("ls -d /opt/* /etc/sglang* /etc/systemd/system/sglang* /dev/shm/*").stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    [
+        ({"sglang_instances_gpus": [0, 0]}, "each GPU index once; found 0 twice; correct the list of GPUs"),
+        (
+            {"sglang_weights_source": "/srv/models/none"},
+            "a model directory with /srv/models/none/config.json; found no such file",
+        ),
+        ({"sglang_weights_source": "/srv/wheelhouse"}, "config.json"),
+        ({"sglang_engine_python": "/usr/bin/python9"}, "expected /usr/bin/python9 to run"),
+        ({"sglang_instances_base_port": 22}, "port 22 to be free for sglang@0.service; found it is held by PID"),
+        ({"sglang_instances_other_ports": {"a proxy": 30001}}, "port 30001 for sglang@1.service and a proxy"),
+        ({"sglang_instances_intent": {"conc": 1}}, "found conc; correct the spelling"),
+        ({"sglang_instances_gpus": list(range(40))}, "of memory on the host"),
+    ],
+    ids=[
+        "gpu-twice",
+        "no-model",
+        "no-config",
+        "no-python",
+        "port-taken",
+        "ports-collide",
+        "unknown-intent",
+        "too-large",
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_changed(bare_host, settings, cause):
+    refused = attempt(f"{DEPLOY} -e {shlex.quote(json.dumps(settings))}")
+    assert refused.returncode != 0
+    assert cause in " ".join((refused.stdout + refused.stderr).split())
+    assert re.search(r"demo-host .* changed=0 ", refused.stdout)
+    assert written(bare_host) == ""
+
+
+def test_check_mode_on_a_bare_host_tells_and_writes_nothing(bare_host):
+    assert re.search(r"demo-host .* changed=[1-9]\d* .* failed=0", run(CHECK))
+    assert written(bare_host) == ""
 
 
 def test_demo_ends_with_a_completion(demo):
@@ -151,7 +213,7 @@ def test_an_upgrade_that_the_new_parser_rejects_touches_nothing(host):
     before = engines(host)
     with Requests(host) as requests:
         wrong = """-e sglang_engine_build=b2 -e '{"sglang_instances_extra_args": ["--attention-backend=bogus"]}'"""
-        rejected = subprocess.run(["bash", "-c", f"{DEPLOY} {wrong}"], cwd=ROOT, capture_output=True, text=True)
+        rejected = attempt(f"{DEPLOY} {wrong}")
     assert rejected.returncode != 0
     assert "invalid choice: 'bogus'" in rejected.stdout
     assert engines(host) == before
@@ -164,7 +226,7 @@ def test_upgrade_and_rollback_lose_no_request(host):
         run(f"{DEPLOY} -e sglang_engine_build=b2")
         upgraded = set(engines(host).values())
         current = host.file("/opt/sglang/current").linked_to
-        run("ansible-playbook -i inventory/demo rollback.yml -l b200")
+        run(ROLLBACK)
     assert upgraded == {"/opt/sglang/0.5.23-b2/bin/python"}
     assert current == "/opt/sglang/0.5.23-b2"
     assert set(engines(host).values()) == {"/opt/sglang/0.5.23/bin/python"}
@@ -185,12 +247,16 @@ def test_reboot_ends_with_both_engines_serving(host):
 
 # Commands of the README that other tests run.
 ELSEWHERE = {
-    "make demo": "this module's fixture",
+    "make demo": "the fixture demo",
+    "ansible-playbook -i inventory/demo deploy.yml -l b200": "make demo",
+    DEPLOY: "test_second_deployment_changes_nothing",
+    CHECK: "test_check_mode_on_a_bare_host_tells_and_writes_nothing",
+    ROLLBACK: "test_upgrade_and_rollback_lose_no_request",
+    "ansible-playbook -i inventory/demo restart.yml -l b200": "molecule/rolling",
     "make test": "this very run",
     "make lint": ".ci/run",
     "make clean": ".ci/run",
     ".venv/bin/molecule test -s sglang_host": "test_scenarios.py",
-    "ansible-playbook rollback.yml -l b200": "molecule/sglang_engine",
 }
 
 
@@ -202,5 +268,4 @@ def test_every_command_of_the_readme_runs(host):
     assert set(ELSEWHERE) <= set(commands)
     for command in dict.fromkeys(commands):
         if command not in ELSEWHERE:
-            inventory = "example" if "declared=true" in command else "demo"
-            run(f"export ANSIBLE_INVENTORY=inventory/{inventory}; {command}")
+            run(command, "inventory/example" if "declared=true" in command else "inventory/demo")
