@@ -36,6 +36,8 @@ class Case:
         extra_args: free arguments beside those that the kit needs.
         expected_s: device time to leave for it; 0 for the usual.
         refused: the planner and the engine must both refuse it.
+        gpus: as in the inventory.
+        in_turn: its units load one after another, because they share one GPU.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Case:
     extra_args: tuple[str, ...] = NO_PREFILL_GRAPHS
     expected_s: int = 0
     refused: bool = False
+    gpus: tuple[Any, ...] = (0,)
+    in_turn: bool = False
 
 
 def settings(**values: Any) -> dict[str, Any]:
@@ -288,6 +292,36 @@ REST = (
     ),
 )
 
+# Two GPUs: one unit over both, and two units side by side, which side_by_side.py also restarts in turn under load.
+TENSOR_PARALLEL = tuple(
+    served(
+        name,
+        profile=profile,
+        intent=settings(tensor_parallel=2, **EXTRA, **values),
+        gpus=(0, 1),
+        expected_s=seconds,
+        loads=ladder(SHORT, (48, 15), (128, 30)),
+    )
+    for name, profile, values, seconds in (
+        ("tp2-mtp", "mtp", {}, 200),
+        ("tp2-hicache-20", "mtp_hicache", {"hicache_gb": 20}, 120),
+    )
+)
+SIDE_BY_SIDE = (
+    Case("side-by-side", profile="mtp_hicache", intent=settings(hicache_gb=20, **EXTRA), gpus=(0, 1), until="ready"),
+)
+# A stand-in where there is one GPU: what unit 0 leaves of it is unit 1's.
+ON_ONE_GPU = (
+    Case(
+        "side-by-side-on-one",
+        shape="deepseek-v2-lite",
+        intent=settings(mem_fraction_static=0.55, max_running_requests=32),
+        gpus=({"index": 0, "minor": 0}, {"index": 1, "minor": 0}),
+        in_turn=True,
+        until="ready",
+    ),
+)
+
 NAMED_LATER = ("mtp-extra", "moe-mtp-extra", "vision", "baseline-f-default", "mtp-f-default")
 CALLS = {
     "first": COLD + tuple(case for case in ALLOCATIONS if not case.name.startswith(NAMED_LATER)) + PREFILL_GRAPHS,
@@ -297,5 +331,8 @@ CALLS = {
     ),
     "saturated": SATURATED,
     "rest": REST,
+    "tensor-parallel": TENSOR_PARALLEL,
+    "side-by-side": SIDE_BY_SIDE,
+    "side-by-side-on-one": ON_ONE_GPU,
     "third": HOST_POOLS + LOADING + BULK + LONG_SPLITS + GRAPHS,
 }

@@ -48,7 +48,9 @@ EVENTS = {
 
 
 def gpu_used_bytes() -> int:
-    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+    """Of all GPUs together."""
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    return sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
 
 
 def memory_kib() -> dict[str, int]:
@@ -66,7 +68,7 @@ def session_processes(session: int) -> list[int]:
 
 
 def resident_kib(session: int) -> list[dict[str, Any]]:
-    """Resident memory of a session's processes."""
+    """Resident memory of a session's processes, and the CPUs and NUMA nodes that they may use."""
     found = []
     for pid in session_processes(session):
         with contextlib.suppress(OSError, KeyError):  # it may end meanwhile
@@ -74,13 +76,14 @@ def resident_kib(session: int) -> list[dict[str, Any]]:
             status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
             sizes = {key: int(status[key].split()[0]) for key in ("VmRSS", "RssAnon", "RssFile", "RssShmem")}
             command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:60].strip()
-            found.append({"command": command, **sizes})
+            placement = {key: status[key] for key in ("Cpus_allowed_list", "Mems_allowed_list")}
+            found.append({"command": command, **sizes, **placement})
     return found
 
 
 @dataclass
 class Launch:
-    """One engine: its rendered files, its process, and what was seen of it."""
+    """One engine: its rendered files (a directory for each unit), its process, and what was seen of it."""
 
     spec: dict[str, Any]
     files: Path
@@ -95,21 +98,28 @@ class Launch:
     def name(self) -> str:
         return str(self.spec["name"])
 
+    @property
+    def unit(self) -> str:
+        return str(self.spec["unit"])
+
+    def tool(self, command: str) -> list[str]:
+        """The host tool's command on this unit."""
+        directories = ["--config-dir", str(self.files), "--runtime-dir", str(RUNTIME)]
+        return [sys.executable, str(HERE / "sglang-fleet"), command, self.unit, *directories]
+
     def start(self, admitted: Path | None) -> None:
         environment = dict(os.environ)
-        for line in (self.files / "env").read_text().splitlines():
+        for line in (self.files / self.unit / "env").read_text().splitlines():
             if line and not line.startswith("#"):
                 name, _, value = line.partition("=")
                 environment[name] = shlex.split(value)[0] if value else ""
         if admitted is not None:
             environment |= {"ADMITTED": str(admitted), "LAUNCH": self.name}
-        (RUNTIME / self.name).mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, HERE / "sglang-fleet", "run", self.name]
-        command += ["--config-dir", self.files.parent, "--runtime-dir", RUNTIME]
+        (RUNTIME / self.unit).mkdir(parents=True, exist_ok=True)
         self.begin = time.monotonic()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self.tool("run"), env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def follow(self) -> str:
@@ -283,7 +293,7 @@ def main() -> None:
     admitted.write_text("")
     (out / "logs").mkdir(parents=True, exist_ok=True)
     specs = json.loads((launches_dir / "launches.json").read_text())
-    launches = [Launch(spec, launches_dir / spec["name"], out / "logs" / f"{spec['name']}.log") for spec in specs]
+    launches = [Launch(spec, launches_dir / spec["config"], out / "logs" / f"{spec['name']}.log") for spec in specs]
     results: dict[str, Any] = {
         "gpu": pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)),
         "gpu_total_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total),

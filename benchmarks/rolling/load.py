@@ -140,13 +140,16 @@ async def run(options: argparse.Namespace) -> list[Request]:
     tasks = []
     begin = time.monotonic()
     stopped = False
+    free = asyncio.Semaphore(options.in_flight)
     while not stopped and time.monotonic() - begin < options.seconds:
         number = len(requests)
         is_long = number % options.long_every == options.long_every - 1
-        tokens = options.long_tokens if is_long else rng.randint(4, 24)
+        tokens = options.long_tokens if is_long else rng.randint(4, options.tokens)
+        await free.acquire()
         request = Request(round(time.monotonic() - begin, 3), is_long or number % 2 == 0, tokens)
         requests.append(request)
         tasks.append(asyncio.create_task(send(request, number, options.routers.split(","), key, options.model)))
+        tasks[-1].add_done_callback(lambda _task: free.release())
         await asyncio.sleep(rng.expovariate(options.rate))
         stopped = bool(options.stop_file and options.stop_file.exists() and len(requests) >= options.at_least)
     await asyncio.gather(*tasks)
@@ -160,6 +163,8 @@ def main() -> None:
     parser.add_argument("--key-file", type=Path, required=True)
     parser.add_argument("--model", default="tiny-qwen3")
     parser.add_argument("--rate", type=float, default=8.0, help="requests per second")
+    parser.add_argument("--in-flight", type=int, default=100_000, help="most requests at the same time")
+    parser.add_argument("--tokens", type=int, default=24, help="most tokens of a request that is not long")
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--at-least", type=int, default=0, help="requests to send even after the stop file is there")
     parser.add_argument("--long-every", type=int, default=250)
