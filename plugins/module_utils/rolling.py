@@ -389,7 +389,9 @@ def rescue(step: Step, failure: FleetError, generations: Generations) -> Halted:
         outcome = f"it could NOT be brought back: {second}"
     say(f"{instance.unit}: {outcome}")
     return Halted(
-        f"{instance.unit} to pass `{step.phase}`", failure.found, f"{failure.change} ({outcome}; details in {bundle})"
+        f"{instance.unit} to pass `{step.phase}`: {failure.expected}",
+        failure.found,
+        f"{failure.change} ({outcome}; details in {bundle})",
     )
 
 
