@@ -111,7 +111,7 @@ def main() -> None:
     loads = load_times(since)
     lost = [request for request in requests if request["outcome"] != "ok"]
     failed, cut = (sum(request["outcome"] == outcome for request in requests) for outcome in ("failed", "cut"))
-    ratio = seconds / sum(loads.values()) if loads else float("nan")
+    ratio = round(seconds / sum(loads.values()), 2) if loads else None
     results = HERE / "results" / ("control.json" if options.control else "rolling.json")
     results.parent.mkdir(exist_ok=True)
     summary = {
@@ -123,13 +123,13 @@ def main() -> None:
         "over_a_minute": sum(float(str(request["seconds"])) > 60 for request in requests),
         "restart_s": round(seconds, 1),
         "load_s": loads,
-        "time_ratio": round(ratio, 2),
+        "time_ratio": ratio,
         "taken_after_their_restart": taken,
         "lost": lost[:20],
     }
     results.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(summary, indent=2), said, sep="\n")
-    print(f"requests={len(requests)} failed={failed} cut={cut} time_ratio={ratio:.2f}", flush=True)
+    print(f"requests={len(requests)} failed={failed} cut={cut} time_ratio={ratio}", flush=True)
     sys.exit(bool(lost) != options.control)
 
 
