@@ -26,6 +26,7 @@ from measure import HERE, RUNTIME, Launch, gpu_used_bytes, memory_kib
 IN_FLIGHT, MOST_TOKENS = 512, 128
 LOAD_S, READY_S, ROLL_S = 4, 240, 45
 ADMITTED = Path("/tmp/admitted")
+ROUTER = json.loads((HERE / "router.json").read_text())
 
 
 def run(launch: Launch, command: str) -> float:
@@ -51,21 +52,19 @@ def become_ready(launch: Launch) -> None:
 
 def start_router(out: Path) -> subprocess.Popen[bytes]:
     """The router with the role's arguments."""
-    router = json.loads((HERE / "router.json").read_text())
-    key = Path(router["key_file"])
+    key = Path(ROUTER["key_file"])
     key.touch(mode=0o600)
     key.write_text(secrets.token_hex(16))
     command = ["/opt/sglang/0.5.17/bin/python", HERE / "sglang-fleet", "router-serve", "--api-key-file", key, "--"]
     with (out / "logs/router.log").open("wb") as log:
-        return subprocess.Popen([*command, *router["arguments"]], stdout=log, stderr=log)
+        return subprocess.Popen([*command, *ROUTER["arguments"]], stdout=log, stderr=log)
 
 
 def start_load(model: str, out: Path) -> subprocess.Popen[bytes]:
     """Streaming and plain requests, always IN_FLIGHT of them."""
-    router = json.loads((HERE / "router.json").read_text())
-    command = [sys.executable, HERE / "load.py", "--routers", router["url"], "--key-file", router["key_file"]]
+    command = [sys.executable, HERE / "load.py", "--routers", ROUTER["url"], "--key-file", ROUTER["key_file"]]
     command += ["--model", model, "--in-flight", str(IN_FLIGHT), "--tokens", str(MOST_TOKENS), "--rate", "5000"]
-    command += ["--long-every", "1000000000", "--stop-file", "/tmp/load.stop", "--out", out / "logs/load.jsonl"]
+    command += ["--long-every", "1000000000", "--stop-file", out / "load.stop", "--out", out / "logs/load.jsonl"]
     return subprocess.Popen(command)
 
 
@@ -97,7 +96,7 @@ def roll(launches: list[Launch], out: Path, deadline: float) -> dict[str, Any]:
         steps[launch.unit] |= {"start": again.seen["ready_s"], "register": again.seen["register_s"]}
     seconds = time.monotonic() - begin
     time.sleep(LOAD_S)
-    Path("/tmp/load.stop").touch()
+    (out / "load.stop").touch()
     load.wait()
     requests = [json.loads(line) for line in (out / "logs/load.jsonl").read_text().splitlines()]
     lost = [request for request in requests if request["outcome"] != "ok"]
