@@ -54,29 +54,16 @@ def serving(host, name):
 
 
 @pytest.fixture(autouse=True)
-def both_serve(host, request):
-    """Both engines serve before each test, their starts counted anew; after a failed one the journal is shown."""
+def engines_serve(host, request):
+    """Both engines serve before each test, the first alone where starts of the second are refused; starts are counted
+    anew. After a failed test the journal is shown."""
     host.check_output("systemctl reset-failed sglang@0 sglang@1")
-    for name in ("0", "1"):
+    for name in ("0",) if request.cls else ("0", "1"):
         eventually(lambda name=name: serving(host, name), 150)
     failed = request.session.testsfailed
     yield
     if request.session.testsfailed > failed:
         print(host.check_output("journalctl --no-pager --lines=150 --unit='sglang*'"))
-
-
-@pytest.fixture
-def record(host):
-    """Change the second instance's record; afterwards it is as deployed and the engine serves again."""
-    deployed = host.file(RECORD).content_string
-
-    def change(**values):
-        text = json.dumps({**json.loads(deployed), **values})
-        host.check_output(f"cat >{RECORD} <<'EOF'\n{text}\nEOF")
-
-    yield change
-    host.check_output(f"cat >{RECORD} <<'EOF'\n{deployed}EOF")
-    host.check_output("systemctl reset-failed sglang@1; systemctl restart sglang@1")
 
 
 def test_requests_in_flight_finish_before_a_stop(host):
@@ -144,53 +131,76 @@ def test_memory_running_out_in_one_unit_hurts_no_other_and_it_returns(host):
     assert int(show(host, "sglang@0", "NRestarts")["NRestarts"]) == int(before["0"]["NRestarts"]) + 1
 
 
-def test_a_start_that_does_not_fit_is_refused_with_the_sum_while_the_other_serves(host, record):
-    since = now(host)
-    record(planned={"host": {**json.loads(host.file(RECORD).content_string)["planned"]["host"], "rss_gib": 10**6}})
-    assert host.run("systemctl restart sglang@1").rc != 0
-    said = journal(host, "sglang@1", since)
-    for row in ("processes", "reserve", "needed", "available", "too little"):
-        assert re.search(rf"^  {row} +[0-9.]+ GB +[0-9.]+ GiB$", said, re.MULTILINE), row
-    assert "refused: expected 1073" in said
-    assert "lower hicache_gb, run fewer instances, or free memory" in said
-    host.check_output("systemctl stop sglang@1")
-    assert complete(host) == 4
-    assert host.service("sglang@0").is_running
+class TestRefusedStarts:
+    """The second engine is down, and what would start it is wrong each time in another way."""
 
+    @pytest.fixture(scope="class", autouse=True)
+    def second_is_down(self, host):
+        host.check_output("systemctl stop sglang@1")
+        yield
+        host.check_output("systemctl start sglang@1")
 
-def test_an_engine_that_fails_again_and_again_stays_down_and_says_so(host, record):
-    since = now(host)
-    record(python="/bin/false")
-    assert host.run("systemctl restart sglang@1").rc != 0
-    eventually(lambda: show(host, "sglang@1", "ActiveState")["ActiveState"] == "failed", 60)
-    said = journal(host, "sglang@1", since)
-    assert said.count("not ready: expected the engine of sglang@1.service to load; found it ended") == 5
-    assert "Start request repeated too quickly" in said
-    time.sleep(5)
-    assert show(host, "sglang@1", "ActiveState")["ActiveState"] == "failed"
-    assert complete(host) == 4
+    @pytest.fixture
+    def record(self, host):
+        """Change its record; afterwards it is as deployed."""
+        deployed = host.file(RECORD).content_string
 
+        def change(**values):
+            text = json.dumps({**json.loads(deployed), **values})
+            host.check_output(f"cat >{RECORD} <<'EOF'\n{text}\nEOF")
 
-def test_a_configuration_that_no_restart_cures_is_not_tried_again(host, record):
-    since = now(host)
-    record(python="/opt/sglang/none/bin/python")
-    assert host.run("systemctl restart sglang@1").rc != 0
-    time.sleep(4)
-    assert show(host, "sglang@1", "ActiveState", "ExecMainStatus") == {"ActiveState": "failed", "ExecMainStatus": "78"}
-    said = journal(host, "sglang@1", since)
-    assert "refused: expected the engine's interpreter /opt/sglang/none/bin/python" in said
-    assert "Scheduled restart job" not in said
+        yield change
+        host.check_output(f"cat >{RECORD} <<'EOF'\n{deployed}EOF")
 
+    @pytest.fixture(autouse=True)
+    def stays_down(self, host):
+        yield
+        host.check_output("systemctl stop sglang@1; systemctl reset-failed sglang@1")
 
-def test_an_orphan_on_the_port_is_named_by_pid_and_unit(host):
-    since = now(host)
-    host.check_output("systemctl stop sglang@1")
-    host.check_output("systemd-run --unit=orphan python3 -m http.server --bind 127.0.0.1 30001")
-    eventually(lambda: host.socket("tcp://127.0.0.1:30001").is_listening, 10)
-    pid = show(host, "orphan", "MainPID")["MainPID"]
-    assert host.run("systemctl start sglang@1").rc != 0
-    host.check_output("systemctl stop orphan sglang@1")
-    assert f"port 30001 to be free; found it is held by PID {pid} (python3) of orphan.service" in journal(
-        host, "sglang@1", since
-    )
-    host.check_output("systemctl reset-failed sglang@1; systemctl start sglang@1")
+    def test_a_start_that_does_not_fit_is_refused_with_the_sum_while_the_other_serves(self, host, record):
+        since = now(host)
+        record(planned={"host": {**json.loads(host.file(RECORD).content_string)["planned"]["host"], "rss_gib": 10**6}})
+        assert host.run("systemctl start sglang@1").rc != 0
+        said = journal(host, "sglang@1", since)
+        for row in ("processes", "reserve", "needed", "available", "too little"):
+            assert re.search(rf"^  {row} +[0-9.]+ GB +[0-9.]+ GiB$", said, re.MULTILINE), row
+        assert "refused: expected 1073" in said
+        assert "lower hicache_gb, run fewer instances, or free memory" in said
+        assert complete(host) == 4
+        assert host.service("sglang@0").is_running
+
+    def test_an_engine_that_fails_again_and_again_stays_down_and_says_so(self, host, record):
+        since = now(host)
+        record(python="/bin/false")
+        assert host.run("systemctl start sglang@1").rc != 0
+        eventually(lambda: show(host, "sglang@1", "ActiveState")["ActiveState"] == "failed", 60)
+        said = journal(host, "sglang@1", since)
+        assert said.count("not ready: expected the engine of sglang@1.service to load; found it ended") == 5
+        assert "Start request repeated too quickly" in said
+        time.sleep(5)
+        assert show(host, "sglang@1", "ActiveState")["ActiveState"] == "failed"
+        assert complete(host) == 4
+
+    def test_a_configuration_that_no_restart_cures_is_not_tried_again(self, host, record):
+        since = now(host)
+        record(python="/opt/sglang/none/bin/python")
+        assert host.run("systemctl start sglang@1").rc != 0
+        time.sleep(4)
+        assert show(host, "sglang@1", "ActiveState", "ExecMainStatus") == {
+            "ActiveState": "failed",
+            "ExecMainStatus": "78",
+        }
+        said = journal(host, "sglang@1", since)
+        assert "refused: expected the engine's interpreter /opt/sglang/none/bin/python" in said
+        assert "Scheduled restart job" not in said
+
+    def test_an_orphan_on_the_port_is_named_by_pid_and_unit(self, host):
+        since = now(host)
+        host.check_output("systemd-run --unit=orphan python3 -m http.server --bind 127.0.0.1 30001")
+        eventually(lambda: host.socket("tcp://127.0.0.1:30001").is_listening, 10)
+        pid = show(host, "orphan", "MainPID")["MainPID"]
+        assert host.run("systemctl start sglang@1").rc != 0
+        host.check_output("systemctl stop orphan")
+        assert f"port 30001 to be free; found it is held by PID {pid} (python3) of orphan.service" in journal(
+            host, "sglang@1", since
+        )
