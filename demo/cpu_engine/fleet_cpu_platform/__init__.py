@@ -5,6 +5,7 @@ speed. Hybrid (GDN) models and MTP use Triton kernels, which run in Triton's int
 """
 
 import contextlib
+import multiprocessing
 import os
 
 
@@ -12,6 +13,10 @@ def activate() -> str:
     """Fill the gaps of CPU-only torch that SGLang stumbles over, and name the platform class."""
     import torch
 
+    # SGLang spawns its processes, and each imports everything anew, which takes most of a start without a GPU. Only a
+    # GPU's driver forbids that they be copies of the first.
+    choose = multiprocessing.set_start_method
+    multiprocessing.set_start_method = lambda method, force=False: choose("fork", force=force)
     if not hasattr(torch.cpu, "device"):
         torch.cpu.device = lambda index=None: contextlib.nullcontext()
     if not torch.accelerator.is_available():
