@@ -117,7 +117,7 @@ def reservations(runtime_dir: Path = RUNTIME_DIR) -> dict[str, int]:
     for path in runtime_dir.glob("*.reserved"):
         fresh = time.time() - path.stat().st_mtime < RESERVATION_GRACE_S
         started = running(path.stem, runtime_dir)
-        if fresh or (started is not None and not is_ready(path.stem, started, runtime_dir)):
+        if fresh if started is None else not is_ready(path.stem, started, runtime_dir):
             held[path.stem] = int(json.loads(path.read_text(encoding="utf-8"))["host_ram_bytes"])
     return held
 
@@ -164,7 +164,7 @@ def prestart(options: argparse.Namespace) -> int:
     wait(lambda: check_ports(instance), PORT_PATIENCE_S)
     if instance.accelerator == "cuda":
         wait(lambda: check_gpu_users(instance, observe().gpus), GPU_PATIENCE_S)
-    others_start = reservations(options.runtime_dir)
+    others_start = reservations(options.runtime_dir).keys() - {instance.name}
     try:
         wait(
             lambda: reserve_ram(instance, options.config_dir, options.runtime_dir),

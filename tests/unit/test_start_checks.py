@@ -107,6 +107,9 @@ def test_a_reservation_ends_with_the_start_that_made_it(instance, config_dir, av
     monkeypatch.setattr(core, "running", lambda name, runtime_dir: object())
     monkeypatch.setattr(core, "is_ready", lambda name, started, runtime_dir: False)
     assert core.reservations(tmp_path) == {"0": 100 * GIB}
+    monkeypatch.setattr(core, "RESERVATION_GRACE_S", 30)
+    monkeypatch.setattr(core, "is_ready", lambda name, started, runtime_dir: True)
+    assert core.reservations(tmp_path) == {}
 
 
 def test_a_condition_of_the_moment_is_waited_for(monkeypatch):
