@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.utils.helpers import pct_to_int
 from ansible_collections.llmops.fleet.plugins.module_utils.fleet_order import fleet_order
 from ansible_collections.llmops.fleet.plugins.module_utils.rolling import Policy
@@ -27,7 +28,12 @@ def order_of(
 ) -> dict[str, list[str]]:
     """`fleet_order` of a play's hosts, each with `restart_plan`."""
     plans = {host: hostvars[host]["restart_plan"] for host in hosts}
-    return fleet_order(plans, serial_groups(hosts, serial), Policy(**rolling), canary)
+    policy = Policy(
+        batch=int(rolling.get("batch", Policy.batch)),
+        min_healthy=int(rolling.get("min_healthy", Policy.min_healthy)),
+        allow_downtime=boolean(rolling.get("allow_downtime", Policy.allow_downtime)),
+    )
+    return fleet_order(plans, serial_groups(hosts, serial), policy, canary)
 
 
 class FilterModule:

@@ -69,5 +69,5 @@ def test_groups_are_those_of_serial(serial: Any, sizes: list[int]) -> None:
 
 def test_the_filter_reads_what_the_play_registered() -> None:
     hostvars = {host: {"restart_plan": found} for host, found in fleet(plan("a", "0"), plan("b", "0")).items()}
-    order = order_of(["a", "b"], hostvars, "25%", {"min_healthy": 1}, 0)
+    order = order_of(["a", "b"], hostvars, "25%", {"min_healthy": "1", "drain_timeout_s": 9}, 0)
     assert order == {"order": ["1: sglang@0 of a", "2: sglang@0 of b"], "problems": []}
