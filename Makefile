@@ -4,7 +4,7 @@ STEP := tools/step
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 DEMO := -i inventory/demo
 
-.PHONY: setup wheelhouses demo test lint check-flags check-flags-real bench-rolling faults-rolling bench-staging clean
+.PHONY: setup wheelhouses image demo test lint check-flags check-flags-real bench-rolling faults-rolling bench-staging clean
 .NOTPARALLEL:
 
 setup: ## Install what the control machine lacks
@@ -30,8 +30,11 @@ lint: setup ## Check style, types and good practice
 	@$(STEP) "Check Python's format" ruff format --check .
 	@$(STEP) "Check the core's types" mypy -p ansible_collections.llmops.fleet.plugins.module_utils
 
-test: wheelhouses ## Run all tests; the test hosts come and go with them
-	@$(STEP) "Test" pytest --durations=15 tests/unit tests/integration
+image: setup
+	@$(STEP) "Build the test hosts' image" tests/hosts/build-image localhost/fleet-test-host:bookworm
+
+test: wheelhouses image ## Run all tests, one by one or LANES at a time; the test hosts come and go with them
+	@$(STEP) "Test" pytest --numprocesses=$(or $(LANES),0) --dist=loadgroup --durations=15 tests/unit tests/integration
 
 check-flags: setup ## Render every profile for five releases against their flag lists
 	@$(STEP) "Check the flags" env PYTHONPATH=.collections python tests/check_flags.py

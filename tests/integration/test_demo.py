@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import testinfra
 
+pytestmark = pytest.mark.xdist_group("demo-host")
 ROOT = Path(__file__).parents[2]
 DEPLOY = "ansible-playbook deploy.yml -l b200"
 CHECK = f"{DEPLOY} --check --diff"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("render")
 ROOT = Path(__file__).parents[2]
 GPUS = {"b200-node-1": 7, "rtxpro6000-node-1": 8}
 MOST_EXPOSURE = {
