@@ -331,6 +331,7 @@ CALLS = {
     ),
     "saturated": SATURATED,
     "rest": REST,
+    "tier": tuple(case for case in REST if case.name == "hicache-40"),
     "tensor-parallel": TENSOR_PARALLEL,
     "side-by-side": SIDE_BY_SIDE,
     "side-by-side-on-one": ON_ONE_GPU,
