@@ -190,13 +190,17 @@ LONG_SPLITS = (
         loads=ladder(LONG, (48, 60)),
     ),
 )
-HOST_POOLS = tuple(
-    Case(name, profile="mtp_hicache", intent=settings(**EXTRA, **values), until="ready", expected_s=seconds)
-    for name, values, seconds in (
-        ("hicache-20", {"hicache_gb": 20}, 60),
-        ("hicache-8", {"hicache_gb": 8}, 40),
-        ("hicache-ratio", {"hicache_ratio": 0.1}, 40),
-    )
+
+
+def host_tier(name: str, expected_s: int, **values: Any) -> Case:
+    """A launch with a host tier of this size."""
+    return Case(name, profile="mtp_hicache", intent=settings(**EXTRA, **values), until="ready", expected_s=expected_s)
+
+
+HOST_POOLS = (
+    host_tier("hicache-20", 60, hicache_gb=20),
+    host_tier("hicache-8", 40, hicache_gb=8),
+    host_tier("hicache-ratio", 40, hicache_ratio=0.1),
 )
 # Real bytes on the machine's disk, and the same in tmpfs.
 DISK = "/var/tmp/models"
@@ -273,13 +277,7 @@ REST = (
         until="ready",
         expected_s=60,
     ),
-    Case(
-        "hicache-40",
-        profile="mtp_hicache",
-        intent=settings(hicache_gb=40, **EXTRA),
-        until="ready",
-        expected_s=75,
-    ),
+    host_tier("hicache-40", 75, hicache_gb=40),
     Case(
         "mla-graphs",
         shape="deepseek-v2-lite",
